@@ -1,0 +1,183 @@
+"""What a sandbox promises, whatever backs it.
+
+A **host** (one long-lived container or bubblewrap process with the supervisor as PID 1) holds many **cells**. A
+``Sandbox`` is one cell: what an episode gets. It has its own pid, mount, ipc, network and uts namespaces, fresh
+size-limited tmpfs on ``/workspace``, ``/tmp`` and ``/dev/shm``, rlimits, a seccomp filter and no capabilities.
+
+Guarantees
+----------
+* ``run`` returns no later than ``timeout_s`` plus a small grace, with every process of the cell that the command
+  started dead, whatever the command did.
+* What the program did to its own cell (deadline, memory, pids, disk, output) comes back as an ``ExecResult``.
+  Only failures that are not its doing raise, as ``InfrastructureError``.
+* A cell lives as long as its connection: when the owner dies, even by SIGKILL, its cells die with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+KilledBy = Literal["deadline", "output", "memory", "cell"]
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """The limits of one cell. Everything is enforced by the kernel; ``palaestra doctor`` says which are."""
+
+    memory_mib: int = 512
+    """Address space of one process (RLIMIT_AS); of the whole cell too where cgroups are delegated."""
+    pids: int = 64
+    """Processes and threads of the cell."""
+    file_mib: int = 32
+    """Largest file a program may write (RLIMIT_FSIZE)."""
+    workspace_mib: int = 64
+    """Size of ``/workspace`` and of ``/tmp``, each."""
+    inodes: int = 20_000
+    """Files and folders in ``/workspace`` and in ``/tmp``, each."""
+    open_files: int = 128
+    """Open file descriptors of one process."""
+    cpu_s: int = 60
+    """CPU seconds of one process."""
+    output_kib: int = 64
+    """Kept of each of stdout and stderr (first and last half); the rest is counted and dropped."""
+    preload: tuple[str, ...] = ()
+    """Standard-library modules that a forked interpreter finds already imported."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """What one command did. Bytes as the program wrote them; ``stdout_text`` and ``stderr_text`` decode them."""
+
+    exit_code: int | None
+    """None when a signal ended it, or when the supervisor killed it."""
+    signal: int | None
+    stdout: bytes
+    stderr: bytes
+    stdout_dropped_bytes: int
+    """Bytes cut out of the middle of stdout; 0 when it is complete."""
+    stderr_dropped_bytes: int
+    result: bytes
+    """What the program wrote to file descriptor 3 (the result channel), at most ``result_kib``."""
+    result_truncated: bool
+    wall_s: float
+    cpu_s: float
+    peak_memory_mib: float
+    timed_out: bool
+    killed_by: KilledBy | None
+    """Why the supervisor ended it: deadline, output flood, memory (cgroup), or the cell itself broke."""
+    orphans_killed: int
+    """Processes that were still alive after the command had ended."""
+
+    @property
+    def ok(self) -> bool:
+        """Ended by itself with exit code 0."""
+        return self.exit_code == 0 and not self.timed_out and self.killed_by is None
+
+    @property
+    def stdout_text(self) -> str:
+        return _text(self.stdout, self.stdout_dropped_bytes)
+
+    @property
+    def stderr_text(self) -> str:
+        return _text(self.stderr, self.stderr_dropped_bytes)
+
+
+def _text(data: bytes, dropped_bytes: int) -> str:
+    """Decode as UTF-8 with replacement; where bytes were dropped from the middle, say so there."""
+    if not dropped_bytes:
+        return data.decode("utf-8", "replace")
+    half = len(data) // 2
+    head, tail = data[:half].decode("utf-8", "replace"), data[half:].decode("utf-8", "replace")
+    return f"{head}\n[... {dropped_bytes} bytes not shown ...]\n{tail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Argv:
+    """A program with its arguments, found on the cell's PATH."""
+
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """A command line for ``/bin/sh``."""
+
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    """Python source, run as ``__main__``.
+
+    ``interpreter="new"`` starts the cell's python3 afresh. ``"fork"`` forks the supervisor's pre-imported one, which
+    saves the start-up; nothing secret may ever have entered it. Both see ``/workspace`` as working directory.
+    """
+
+    code: str
+    interpreter: Literal["new", "fork"] = "new"
+
+
+Command = Argv | Shell | Python
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The files of a cell's ``/workspace`` at one moment: an uncompressed tar, made by ``Sandbox.snapshot``."""
+
+    tar: bytes = field(repr=False)
+
+
+class Sandbox(Protocol):
+    """One cell. Every method may raise ``SandboxDied``; none is safe to call twice at once on one cell."""
+
+    async def run(
+        self,
+        command: Command,
+        *,
+        timeout_s: float,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        result_kib: int = 0,
+    ) -> ExecResult:
+        """Run one command to its end, then kill whatever it left behind.
+
+        ``result_kib`` > 0 opens file descriptor 3 for writing and returns up to that much of what it carried. The
+        host keeps a deadline of its own behind the supervisor's.
+        """
+
+    async def write(self, files: Mapping[str, bytes]) -> None:
+        """Write files, paths relative to ``/workspace``; folders are made; ``..`` and absolute paths are refused.
+
+        A file that does not fit in the cell raises ``CellFull``.
+        """
+
+    async def read(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
+        """One regular file of ``/workspace`` (symbolic links are not followed); missing ones raise FileNotFoundError."""
+
+    async def renew(self, snapshot: Snapshot | None = None) -> None:
+        """Replace the cell by a fresh one in the same host, with the snapshot's files in it when one is given."""
+
+    async def snapshot(self) -> Snapshot:
+        """The files of ``/workspace``, and nothing else, for ``renew``."""
+
+    async def close(self) -> None:
+        """Give the cell back. Idempotent; after it the cell's processes and files no longer exist."""
+
+
+class SandboxPool(Protocol):
+    """Hands out cells of one spec; warm ones where it can."""
+
+    async def acquire(self) -> Sandbox:
+        """A fresh, healthy cell. Raises ``SandboxUnavailable`` when no host can be started."""
+
+    async def close(self) -> None:
+        """Close every cell and host. Each stage runs even when an earlier one raises."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None: ...
