@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -58,6 +60,8 @@ PIECES = (
     r"|\. Did you mean: '| ?[A-Za-z][A-Za-z: -]*|.|\n"
 )
 PROMPT_TOKENS, ACTION_TOKENS, OBSERVATION_TOKENS = 13, 18, 18
+MAX_K3 = 1e-9
+"""Engine and learner run the same float32 model: their log-probs may differ by rounding only."""
 CONTEXT_TOKENS = PROMPT_TOKENS + TURNS * ACTION_TOKENS + (TURNS - 1) * (OBSERVATION_TOKENS + 2)
 
 
@@ -105,6 +109,9 @@ class Demo:
         self.sandbox_steps = 0
         self.curve: list[CurvePoint] = []
         self.rewards: list[float] = []
+        self.k3: list[float] = []
+        self.weights = ("", "")
+        """Fingerprints before and after reinforcement."""
 
     async def run(self, pool: SandboxPool) -> dict[str, float | int]:
         """Everything; returns the summary."""
@@ -122,11 +129,13 @@ class Demo:
             )
             judge = replace(scheduler, make_env=self._env_factory(pool, self.held_out))
             self.progress.phase("evaluation", 2 * len(self.held_out))
-            before = await self._evaluate(judge, 0, len(self.held_out))
+            before = await self._evaluate(judge, 0, len(self.held_out), shown=1)
             learner = self._reinforcer(learner)
+            warm = learner.fingerprint()
             await self._reinforce(learner, scheduler, judge)
+            self.weights = (warm, learner.fingerprint())
             self.progress.phase("evaluation", 2 * len(self.held_out))
-            after = await self._evaluate(judge, self.settings.updates, len(self.held_out))
+            after = await self._evaluate(judge, self.settings.updates, len(self.held_out), shown=1)
         finally:
             await engine.close()
         save_folder(learner.model(), self.folder.path / "model")
@@ -237,6 +246,7 @@ class Demo:
             report = await loop.update(self._count_steps)
             took_s = self.progress.elapsed_s - started_s
             self.rewards.append(report.mean_reward)
+            self.k3.append(report.learner["k3"])
             self.folder.append("metrics.jsonl", {"phase": "reinforcement", "seconds": took_s, **report.record()})
             self.progress.advance(
                 pass_rate=report.pass_rate,
@@ -249,12 +259,22 @@ class Demo:
             if update % settings.evaluate_every == 0 and update < settings.updates:
                 await self._evaluate(judge, update, settings.evaluation_tasks_between)
 
-    async def _evaluate(self, judge: Scheduler, update: int, tasks: int) -> tuple[Evaluation, Evaluation]:
-        """On the first ``tasks`` held-out tasks: one sample at temperature 1, and greedy."""
+    async def _evaluate(
+        self, judge: Scheduler, update: int, tasks: int, *, shown: int = 0
+    ) -> tuple[Evaluation, Evaluation]:
+        """On the first ``tasks`` held-out tasks: one sample at temperature 1, and greedy.
+
+        ``shown`` is what an episode adds to the progress of the current phase.
+        """
+
+        def on_group(group: Group) -> None:
+            self._count_steps(group)
+            self.progress.advance(shown, sandbox_steps=self.sandbox_steps)
+
         entries = [self.held_out.entry(task_id) for task_id in self.held_out.ids[:tasks]]
         found = []
         for temperature in (1.0, 0.0):
-            evaluation = await evaluate(judge, entries, temperature=temperature, seed=7, on_group=self._on_evaluated)
+            evaluation = await evaluate(judge, entries, temperature=temperature, seed=7, on_group=on_group)
             record = {"phase": "evaluation", "update": update, "temperature": temperature, **evaluation.summary()}
             self.folder.append("metrics.jsonl", record)
             found.append(evaluation)
@@ -271,9 +291,255 @@ class Demo:
     def _count_steps(self, group: Group) -> None:
         self.sandbox_steps += sum(turn.executed for result in group.results for turn in result.turns)
 
-    def _on_evaluated(self, group: Group) -> None:
-        self._count_steps(group)
-        self.progress.advance(sandbox_steps=self.sandbox_steps)
+    def _show_an_episode(self, before: Evaluation, after: Evaluation) -> None:
+        """The same held-out task before and after, turn by turn: preferably one that now takes a repair."""
+        pairs = list(zip(before.results, after.results, strict=True))
+        learned = [(b, a) for b, a in pairs if not b.passed and a.passed]
+        repaired = [(b, a) for b, a in learned if len(a.turns) > 1]
+        first, last = (repaired or learned or pairs)[0]
+        for name, result in (("before", first), ("after", last)):
+            self.progress.log(_as_text(name, result))
+            self.folder.append("episodes.jsonl", {"when": name, **_as_record(result)})
+
+
+_SHAPE = PackingShape(rows_per_chunk=16, row_tokens=CONTEXT_TOKENS)
+
+
+def _model_config(tokenizer: Tokenizer) -> DecoderConfig:
+    """0.2 million parameters; the padding id is never sampled, by the engine or under the learner."""
+    return DecoderConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=64,
+        num_layers=3,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        intermediate_size=192,
+        rope_theta=10_000.0,
+        max_position_embeddings=CONTEXT_TOKENS,
+        embedding_init_std=0.1,
+        zero_output_projections=True,
+        suppressed_ids=(tokenizer.special("<pad>"),),
+    )
+
+
+def _as_record(result: EpisodeResult) -> dict[str, object]:
+    return {
+        "task_id": result.spec.task_id,
+        "instruction": result.instruction,
+        "turns": [asdict(turn) for turn in result.turns],
+        "reward": result.reward,
+        "passed": result.passed,
+    }
+
+
+def _as_text(name: str, result: EpisodeResult) -> str:
+    lines = [f"\nOne held-out task {name} reinforcement: {result.instruction}"]
+    for number, turn in enumerate(result.turns, 1):
+        answer = turn.observation or ("passed" if result.passed else "cut off")
+        lines += [f"  turn {number}  {turn.action}", f"          {answer}"]
+    return "\n".join([*lines, f"  reward {result.reward}"])
+
+
+def check(demo: Demo) -> None:
+    """What every run asserts beyond having come to its end; a part that silently did nothing is found here."""
+    if demo.weights[0] == demo.weights[1]:
+        raise PalaestraError("reinforcement changed no weight")
+    if max(demo.k3) > MAX_K3:
+        raise PalaestraError(f"engine and learner disagree: the largest mean k3 of an update is {max(demo.k3):.3g}")
+    if not max(demo.rewards) > min(demo.rewards):
+        raise PalaestraError(f"the reward never moved: {demo.rewards}")
+    if left := child_processes():
+        raise PalaestraError(f"{len(left)} processes are left after closing: {left}")
+
+
+def child_processes() -> list[str]:
+    """Command lines of this process's children, from /proc."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if f"\nPPid:\t{os.getpid()}\n" in status.read_text():
+                found.append((status.parent / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+async def run(self, pool: SandboxPool) -> dict[str, float | int]:
+        """Everything; returns the summary."""
+        demonstrations = await self._demonstrate(pool)
+        chat = self._chat(demonstrations)
+        learner = self._warm_start(demonstrations, chat)
+        engine = await self._start_engine(learner.model(), learner.version)
+        try:
+            scheduler = Scheduler(
+                engine,
+                chat,
+                self._env_factory(pool, self.train_tasks),
+                EpisodeOptions(max_action_tokens=ACTION_TOKENS, max_context_tokens=CONTEXT_TOKENS),
+                SchedulerLimits(max_episodes=192),
+            )
+            judge = replace(scheduler, make_env=self._env_factory(pool, self.held_out))
+            self.progress.phase("evaluation", 2 * len(self.held_out))
+            before = await self._evaluate(judge, 0, len(self.held_out), shown=1)
+            learner = self._reinforcer(learner)
+            warm = learner.fingerprint()
+            await self._reinforce(learner, scheduler, judge)
+            self.weights = (warm, learner.fingerprint())
+            self.progress.phase("evaluation", 2 * len(self.held_out))
+            after = await self._evaluate(judge, self.settings.updates, len(self.held_out), shown=1)
+        finally:
+            await engine.close()
+        save_folder(learner.model(), self.folder.path / "model")
+        chat.tokenizer.save(self.folder.path / "model")
+        self._show_an_episode(before[0], after[0])
+        return {
+            "pass_before": round(before[0].pass_rate, 4),
+            "pass_after": round(after[0].pass_rate, 4),
+            "greedy_after": round(after[1].pass_rate, 4),
+            "turn1_after": round(after[0].passed_by_turn(1), 4),
+            "seconds": round(self.progress.elapsed_s, 1),
+            "sandbox_steps": self.sandbox_steps,
+            "seed": self.seed,
+        }
+
+    def _env_factory(self, pool: SandboxPool, tasks: TaskSet) -> Callable[[], AsyncAgentEnv]:
+        """Environments for this demo: one program an action, one line of CPython's own words back."""
+        return lambda: AsyncAgentEnv(
+            tasks,
+            sandboxes=pool,
+            feedback="last_line",
+            action_format="program",
+            interpreter="fork",
+            turn_penalty=0.1,
+            step_s=1.0,
+        )
+
+    async def _demonstrate(self, pool: SandboxPool) -> list[Demonstration]:
+        count = self.settings.demonstrations
+        self.progress.phase("demonstrations", count)
+        habits = Habits()
+        sampler = KindSampler(self.train_tasks, seed=self.seed)
+        passed = 0
+
+        def on_episode(done: Demonstration) -> None:
+            nonlocal passed
+            passed += done.passed
+            self.sandbox_steps += len(done.turns)
+            self.progress.advance(sandbox_steps=self.sandbox_steps, demonstrator_passed=passed)
+
+        return await collect_demonstrations(
+            [sampler.draw() for _ in range(count)],
+            lambda task_id, last, seen, rng: demonstrated_program(repair_line(task_id), last, seen, rng, habits),
+            self._env_factory(pool, self.train_tasks),
+            seed=self.seed,
+            concurrency=16,
+            on_episode=on_episode,
+        )
+
+    def _chat(self, demonstrations: list[Demonstration]) -> ChatFormat:
+        corpus = [
+            text for done in demonstrations for text in (done.instruction, *(t for turn in done.turns for t in turn))
+        ]
+        tokenizer = train_word_tokenizer(corpus, pattern=PIECES, vocab_size=384, special_tokens=PLAIN_SPECIALS)
+        return ChatFormat.plain(
+            tokenizer,
+            max_prompt_tokens=PROMPT_TOKENS,
+            max_observation_tokens=0 if self.settings.blind else OBSERVATION_TOKENS,
+        )
+
+    def _warm_start(self, demonstrations: list[Demonstration], chat: ChatFormat) -> Learner:
+        steps = self.settings.warm_start_steps
+        self.progress.phase("warm start", steps)
+        model = Decoder(_model_config(chat.tokenizer), nnx.Rngs(self.seed))
+        optimizer = OptimizerConfig(
+            3e-3, schedule="cosine", warmup_steps=30, total_steps=max(steps, 31), final_fraction=0.05, weight_decay=0.01
+        )
+        learner = Learner(model, LearnerConfig(optimizer, _SHAPE))
+        rows = [demonstration_row(done, chat) for done in demonstrations]
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            self.folder.append("metrics.jsonl", {"phase": "warm start", **metrics})
+            self.progress.advance(loss=metrics["loss"])
+
+        train_supervised(learner, rows, steps=steps, seed=self.seed, on_step=on_step)
+        return learner
+
+    async def _start_engine(self, model: Decoder, version: int) -> JaxEngine:
+        self.progress.phase("compile", 1)
+        engine = JaxEngine(model, shapes=EngineShapes(max_slots=192, max_tokens=CONTEXT_TOKENS), version=version)
+        await engine.warm_up()
+        return engine
+
+    def _reinforcer(self, warm: Learner) -> Learner:
+        """A learner with the warm weights and an optimizer of its own."""
+        optimizer = OptimizerConfig(1.5e-3, warmup_steps=5)
+        return Learner(warm.model(), LearnerConfig(optimizer, _SHAPE, entropy_coefficient=0.005), version=warm.version)
+
+    async def _reinforce(self, learner: Learner, scheduler: Scheduler, judge: Scheduler) -> None:
+        settings = self.settings
+        batch = settings.groups_per_update * settings.group_size
+        self.progress.phase("reinforcement", settings.updates)
+        sampler = KindSampler(self.train_tasks, seed=self.seed + 1, hardness=0.5)
+        prompt = scheduler.chat.opening(self.train_tasks.get(self.train_tasks.ids[0]).instruction)
+        probe = WeightProbe(learner.model(), tuple(prompt))
+        await push(learner.params(), learner.version, scheduler.engine, probe)
+        loop = PolicyGradient(
+            learner,
+            scheduler,
+            self.train_tasks,
+            sampler,
+            probe,
+            PolicyGradientConfig(settings.updates, settings.groups_per_update, settings.group_size),
+            seed=self.seed,
+        )
+        for update in range(1, settings.updates + 1):
+            started_s = self.progress.elapsed_s
+            report = await loop.update(self._count_steps)
+            took_s = self.progress.elapsed_s - started_s
+            self.rewards.append(report.mean_reward)
+            self.k3.append(report.learner["k3"])
+            self.folder.append("metrics.jsonl", {"phase": "reinforcement", "seconds": took_s, **report.record()})
+            self.progress.advance(
+                pass_rate=report.pass_rate,
+                reward=report.mean_reward,
+                sampled_tokens_per_s=report.sampled_tokens / took_s,
+                episodes_per_s=batch / took_s,
+                sandbox_steps=self.sandbox_steps,
+                k3=report.learner["k3"],
+            )
+            if update % settings.evaluate_every == 0 and update < settings.updates:
+                await self._evaluate(judge, update, settings.evaluation_tasks_between)
+
+    async def _evaluate(
+        self, judge: Scheduler, update: int, tasks: int, *, shown: int = 0
+    ) -> tuple[Evaluation, Evaluation]:
+        """On the first ``tasks`` held-out tasks: one sample at temperature 1, and greedy.
+
+        ``shown`` is what an episode adds to the progress of the current phase.
+        """
+
+        def on_group(group: Group) -> None:
+            self._count_steps(group)
+            self.progress.advance(shown, sandbox_steps=self.sandbox_steps)
+
+        entries = [self.held_out.entry(task_id) for task_id in self.held_out.ids[:tasks]]
+        found = []
+        for temperature in (1.0, 0.0):
+            evaluation = await evaluate(judge, entries, temperature=temperature, seed=7, on_group=on_group)
+            record = {"phase": "evaluation", "update": update, "temperature": temperature, **evaluation.summary()}
+            self.folder.append("metrics.jsonl", record)
+            found.append(evaluation)
+        sampled, greedy = found
+        self.curve.append(CurvePoint(update, sampled.pass_rate, greedy.pass_rate))
+        self.folder.plot_curve(self.curve, self.rewards, title=f"Learning to repair code (seed {self.seed})")
+        kinds = "  ".join(f"{kind} {rate:.2f}" for kind, rate in sampled.pass_rate_by_kind.items())
+        self.progress.log(
+            f"after {update:3d} updates: held-out pass rate {sampled.pass_rate:.3f}, greedy {greedy.pass_rate:.3f}, "
+            f"first turn {sampled.passed_by_turn(1):.3f}  ({kinds})"
+        )
+        return sampled, greedy
+
+    def _count_steps(self, group: Group) -> None:
+        self.sandbox_steps += sum(turn.executed for result in group.results for turn in result.turns)
 
     def _show_an_episode(self, before: Evaluation, after: Evaluation) -> None:
         """The same held-out task before and after, turn by turn: preferably one that now takes a repair."""
@@ -340,6 +606,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, float | int]:
         demo = Demo(settings, arguments.seed, folder, progress)
         async with await open_pool(spec, backend=arguments.backend, warm=32) as pool:
             summary = await demo.run(pool)
+    check(demo)
     folder.write_json("summary.json", summary)
     print(f"run folder: {folder.path} (curve.png, metrics.jsonl, episodes.jsonl, model/)", file=sys.stderr)
     return summary
@@ -355,9 +622,9 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         summary = asyncio.run(run(arguments))
-    except (UsageError, SandboxUnavailable) as error:
+    except PalaestraError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, UsageError | SandboxUnavailable) else 1
     except KeyboardInterrupt:
         print("interrupted: sandboxes and engine are closed; the run folder holds what was finished", file=sys.stderr)
         return 130

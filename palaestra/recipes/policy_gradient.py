@@ -12,9 +12,10 @@ from typing import Literal
 
 import numpy as np
 
-from palaestra.envs.errors import EngineError, InfrastructureError
+from palaestra.envs.errors import EngineError, InfrastructureError, UsageError
 from palaestra.envs.tasks.task_set import TaskEntry, TaskSet
 from palaestra.learners import advantages
+from palaestra.learners.checkpoints import Checkpoints
 from palaestra.learners.learner import Learner, Metrics
 from palaestra.learners.rows import TokenRow
 from palaestra.recipes.sampling import KindSampler
@@ -117,6 +118,28 @@ class PolicyGradient:
         await push(self.learner.params(), self.learner.version, self.scheduler.engine, self._probe)
         self.updates_done += 1
         return self._report(groups, stats, metrics)
+
+    def save(self, checkpoints: Checkpoints) -> None:
+        """Write a checkpoint: weights, optimizer, and where the loop stands in its sequence of tasks and seeds."""
+        position = {"updates_done": self.updates_done, "seed": self._seed, "sampler": self._sampler.position()}
+        checkpoints.save(self.updates_done, self.learner.state(), position)
+
+    async def resume(self, checkpoints: Checkpoints) -> bool:
+        """Go on from the newest whole checkpoint, weights pushed to the engine; False where there is none.
+
+        The updates that follow draw the tasks and seeds that an uninterrupted run would have drawn.
+        """
+        found = checkpoints.restore(self.learner.state())
+        if found is None:
+            return False
+        state, position = found
+        if position["seed"] != self._seed:
+            raise UsageError(f"the checkpoint was made with seed {position['seed']}, this run has seed {self._seed}")
+        self._sampler.resume(position["sampler"])
+        self.learner.load_state(state)
+        self.updates_done = position["updates_done"]
+        await push(self.learner.params(), self.learner.version, self.scheduler.engine, self._probe)
+        return True
 
     async def _sample(self, on_group: Callable[[Group], None]) -> tuple[list[Group], SchedulerStats]:
         config, groups = self.config, list[Group]()

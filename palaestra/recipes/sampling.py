@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from palaestra.envs.errors import UsageError
@@ -36,3 +38,17 @@ class KindSampler:
     def observe(self, kind: str, pass_rate: float) -> None:
         """Take in how often a finished group of that kind passed."""
         self.pass_rates[kind] = self._memory * self.pass_rates[kind] + (1.0 - self._memory) * pass_rate
+
+    def position(self) -> dict[str, Any]:
+        """Where it stands, as JSON, for a checkpoint."""
+        return {"rng": self._rng.bit_generator.state, "pass_rates": dict(self.pass_rates)}
+
+    def resume(self, position: dict[str, Any]) -> None:
+        """Go on from a ``position``; one of other kinds is a ``UsageError``."""
+        if set(position["pass_rates"]) != set(self._kinds):
+            raise UsageError(
+                f"the checkpoint was made with the kinds {sorted(position['pass_rates'])}, this run has "
+                f"{sorted(self._kinds)}; resume with the same tasks"
+            )
+        self._rng.bit_generator.state = position["rng"]
+        self.pass_rates = dict(position["pass_rates"])

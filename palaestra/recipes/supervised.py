@@ -27,12 +27,12 @@ def train_supervised(
     if not rows:
         raise UsageError("there is nothing to train on: no token rows were given")
     shape = learner.config.shape
-    batches = _batches(rows, shape.row_tokens * shape.rows_per_chunk, np.random.default_rng(seed))
+    endless = batches(rows, shape.row_tokens * shape.rows_per_chunk, np.random.default_rng(seed))
     for step in range(1, steps + 1):
-        on_step(step, learner.supervised_update(next(batches)))
+        on_step(step, learner.supervised_update(next(endless)))
 
 
-def _batches(rows: Sequence[TokenRow], slots: int, rng: np.random.Generator) -> Iterator[list[TokenRow]]:
+def batches(rows: Sequence[TokenRow], slots: int, rng: np.random.Generator) -> Iterator[list[TokenRow]]:
     """Endless batches of rows whose tokens fill about ``slots``; packing loses a few per cent, which is left free."""
     room = int(slots * 0.93)
     batch: list[TokenRow] = []
