@@ -60,6 +60,8 @@ PIECES = (
     r"|\. Did you mean: '| ?[A-Za-z][A-Za-z: -]*|.|\n"
 )
 PROMPT_TOKENS, ACTION_TOKENS, OBSERVATION_TOKENS = 13, 18, 18
+EPISODES = 192
+"""Under way at once: a whole batch."""
 MAX_K3 = 1e-9
 """Engine and learner run the same float32 model: their log-probs may differ by rounding only."""
 CONTEXT_TOKENS = PROMPT_TOKENS + TURNS * ACTION_TOKENS + (TURNS - 1) * (OBSERVATION_TOKENS + 2)
@@ -125,7 +127,7 @@ class Demo:
                 chat,
                 self._env_factory(pool, self.train_tasks),
                 EpisodeOptions(max_action_tokens=ACTION_TOKENS, max_context_tokens=CONTEXT_TOKENS),
-                SchedulerLimits(max_episodes=192),
+                SchedulerLimits(max_episodes=EPISODES),
             )
             judge = replace(scheduler, make_env=self._env_factory(pool, self.held_out))
             self.progress.phase("evaluation", 2 * len(self.held_out))
@@ -215,7 +217,7 @@ class Demo:
 
     async def _start_engine(self, model: Decoder, version: int) -> JaxEngine:
         self.progress.phase("compile", 1)
-        engine = JaxEngine(model, shapes=EngineShapes(max_slots=192, max_tokens=CONTEXT_TOKENS), version=version)
+        engine = JaxEngine(model, shapes=_ENGINE_SHAPES, version=version)
         await engine.warm_up()
         return engine
 
@@ -303,10 +305,16 @@ class Demo:
 
 
 _SHAPE = PackingShape(rows_per_chunk=16, row_tokens=CONTEXT_TOKENS)
+_ENGINE_SHAPES = EngineShapes(
+    max_slots=EPISODES,
+    max_tokens=CONTEXT_TOKENS,
+    row_buckets=(16, 48, 96, EPISODES),
+    prefill_width=24,  # an observation with its markers, and the last token of the action before it
+)
 
 
 def _model_config(tokenizer: Tokenizer) -> DecoderConfig:
-    """0.2 million parameters; the padding id is never sampled, by the engine or under the learner."""
+    """0.2 million parameters. Of the special ids only the end of an action can be sampled, by engine and learner alike."""
     return DecoderConfig(
         vocab_size=tokenizer.vocab_size,
         hidden_size=64,
@@ -319,7 +327,7 @@ def _model_config(tokenizer: Tokenizer) -> DecoderConfig:
         max_position_embeddings=CONTEXT_TOKENS,
         embedding_init_std=0.1,
         zero_output_projections=True,
-        suppressed_ids=(tokenizer.special("<pad>"),),
+        suppressed_ids=tuple(i for name, i in tokenizer.specials.items() if name != "<eot>"),
     )
 
 
