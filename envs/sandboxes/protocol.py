@@ -28,7 +28,7 @@ class SandboxSpec:
     """The limits of one cell. Everything is enforced by the kernel; ``palaestra doctor`` says which are."""
 
     memory_mib: int = 512
-    """Address space of one process (RLIMIT_AS); of the whole cell too where cgroups are delegated."""
+    """Address space of one process (RLIMIT_AS). The processes of a cell together are not bounded yet."""
     pids: int = 64
     """Processes and threads of the cell."""
     file_mib: int = 32
@@ -155,7 +155,10 @@ class Sandbox(Protocol):
         """
 
     async def read(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
-        """One regular file of ``/workspace`` (symbolic links are not followed); missing ones raise FileNotFoundError."""
+        """One regular file of ``/workspace``; symbolic links are not followed.
+
+        Raises FileNotFoundError where there is none that can be read, ``CellFull`` when it exceeds ``max_bytes``.
+        """
 
     async def renew(self, snapshot: Snapshot | None = None) -> None:
         """Replace the cell by a fresh one in the same host, with the snapshot's files in it when one is given."""

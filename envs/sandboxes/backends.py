@@ -1,0 +1,68 @@
+"""Choosing a backend: what is configured, else rootless Podman where it works, else bubblewrap."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Literal, get_args
+
+from palaestra.envs.errors import SandboxUnavailable, UsageError
+from palaestra.envs.sandboxes.bubblewrap import BubblewrapBackend
+from palaestra.envs.sandboxes.host import Backend
+from palaestra.envs.sandboxes.podman import PodmanBackend
+from palaestra.envs.sandboxes.pool import Pool
+from palaestra.envs.sandboxes.protocol import SandboxSpec
+
+BackendName = Literal["auto", "podman", "bubblewrap"]
+ENVIRONMENT_VARIABLE = "PALAESTRA_SANDBOX"
+_DEFAULT_SPEC = SandboxSpec()
+_log = logging.getLogger(__name__)
+
+
+async def open_pool(
+    spec: SandboxSpec = _DEFAULT_SPEC, *, backend: BackendName = "auto", cells_per_host: int = 256, warm: int = 0
+) -> Pool:
+    """A pool of cells with the limits of ``spec``, its first host running.
+
+    ``backend="auto"`` takes what the environment variable ``PALAESTRA_SANDBOX`` names, else Podman where it works,
+    else bubblewrap. ``cells_per_host=1`` gives every cell a host of its own. ``warm`` cells are kept ready.
+    Raises ``SandboxUnavailable``, with the cure, where none works.
+
+    >>> pool = await open_pool()                                              # doctest: +SKIP
+    >>> sandbox = await pool.acquire()                                        # doctest: +SKIP
+    >>> (await sandbox.run(Python("print(6 * 7)"), timeout_s=5)).stdout       # doctest: +SKIP
+    b'42\\n'
+    """
+    if cells_per_host < 1 or warm < 0:
+        raise UsageError(f"cells_per_host must be at least 1 and warm not negative: {cells_per_host}, {warm}")
+    problems = []
+    for name in candidates(backend):
+        try:
+            pool = Pool(make_backend(name, spec), spec, cells_per_host=cells_per_host, warm=warm)
+            try:
+                await pool.start()
+            except BaseException:
+                await pool.close()
+                raise
+        except SandboxUnavailable as error:
+            problems.append(f"{name}: {error}")
+            _log.info("sandbox backend %s does not work here: %s", name, error)
+        else:
+            return pool
+    raise SandboxUnavailable("no sandbox backend works on this machine.\n" + "\n".join(problems))
+
+
+def candidates(backend: str) -> tuple[str, ...]:
+    """The backends to try, in order."""
+    asked = os.environ.get(ENVIRONMENT_VARIABLE, "auto") or "auto" if backend == "auto" else backend
+    names = get_args(BackendName)
+    if asked not in names:
+        raise UsageError(f"unknown sandbox backend {asked!r}; choose one of {', '.join(names)}")
+    return ("podman", "bubblewrap") if asked == "auto" else (asked,)
+
+
+def make_backend(name: str, spec: SandboxSpec) -> Backend:
+    """The backend of that name. Raises ``SandboxUnavailable`` when this machine lacks what it needs."""
+    if name == "podman":
+        return PodmanBackend(spec.preload)
+    return BubblewrapBackend(spec.preload)

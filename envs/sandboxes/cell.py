@@ -1,0 +1,212 @@
+"""The owner's end of a cell: ``Sandbox`` over one connection to a supervisor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from palaestra.envs.errors import CellFull, SandboxDied, UsageError
+from palaestra.envs.sandboxes.connection import Connection, Reply
+from palaestra.envs.sandboxes.host import Host
+from palaestra.envs.sandboxes.protocol import Argv, Command, ExecResult, KilledBy, Python, SandboxSpec, Shell, Snapshot
+
+GRACE_S = 5.0
+"""How long past a command's own deadline the owner waits for the supervisor before it gives the cell up."""
+_FILES_S = 30.0
+_CHUNK_BYTES = 32 << 20
+_FILES_A_FRAME = 1000
+_MIB = 1 << 20
+
+
+def opening(spec: SandboxSpec) -> dict[str, Any]:
+    """The first frame of a cell: its limits."""
+    return {
+        "op": "open",
+        "memory_bytes": spec.memory_mib * _MIB,
+        "pids": spec.pids,
+        "file_bytes": spec.file_mib * _MIB,
+        "workspace_bytes": spec.workspace_mib * _MIB,
+        "inodes": spec.inodes,
+        "open_files": spec.open_files,
+        "cpu_s": spec.cpu_s,
+        "output_bytes": spec.output_kib * 1024,
+    }
+
+
+async def open_cell(host: Host, spec: SandboxSpec) -> Connection:
+    """Make a cell in the host. Raises ``SandboxDied`` when the host cannot."""
+    try:
+        connection = await Connection.open(host.socket)
+        header, _ = await connection.request(opening(spec), timeout_s=_FILES_S)
+    except OSError as error:
+        raise SandboxDied(f"no cell could be made: {error or 'the supervisor did not answer in time'}") from error
+    if "error" in header:
+        connection.close()
+        raise SandboxDied(f"no cell could be made: {header['text']}")
+    return connection
+
+
+class Cell:
+    """One cell. See ``Sandbox`` for what the methods promise.
+
+    A cell that its own program broke (its init process ended while the host is healthy) stays broken: ``run`` answers
+    ``killed_by="cell"`` and files cannot be used, until ``renew``.
+    """
+
+    def __init__(self, host: Host, spec: SandboxSpec, connection: Connection) -> None:
+        self.host, self._spec, self._connection = host, spec, connection
+        self._broken = False
+        self._closed = False
+
+    async def run(
+        self,
+        command: Command,
+        *,
+        timeout_s: float,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        result_kib: int = 0,
+    ) -> ExecResult:
+        if timeout_s <= 0 or result_kib < 0:
+            raise UsageError(f"timeout_s must be positive and result_kib not negative: {timeout_s}, {result_kib}")
+        self._check_open()
+        if self._broken:
+            return _killed("cell", timed_out=False, wall_s=0.0)
+        header, source = _describe(command)
+        header |= {"op": "run", "timeout_s": timeout_s, "env": dict(env or {}), "result_bytes": result_kib * 1024}
+        most = 2 * self._spec.output_kib * 1024 + header["result_bytes"] + _MIB
+        try:
+            reply, blobs = await self._connection.request(
+                header, (source, stdin), timeout_s=timeout_s + GRACE_S, max_reply_bytes=most
+            )
+        except (SandboxDied, TimeoutError) as error:
+            timed_out = isinstance(error, TimeoutError)
+            await self._attribute(error)
+            return _killed("deadline" if timed_out else "cell", timed_out=timed_out, wall_s=timeout_s)
+        return _result(reply, blobs)
+
+    async def write(self, files: Mapping[str, bytes]) -> None:
+        for path in files:
+            _check_path(path)
+        if sum(map(len, files.values())) > self._spec.workspace_mib * _MIB:
+            raise CellFull(f"the files do not fit in {self._spec.workspace_mib} MiB; raise SandboxSpec.workspace_mib")
+        for paths, blobs, append in _frames(files):
+            header = {"op": "write", "paths": paths, "append": append}
+            reply, _ = await self._file_request(header, blobs)
+            if "error" in reply:
+                raise CellFull(f"cannot write into the cell: {reply['text']}")
+
+    async def read(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
+        _check_path(path)
+        header = {"op": "read", "path": path, "max_bytes": max_bytes}
+        reply, blobs = await self._file_request(header, max_reply_bytes=max_bytes + _MIB)
+        if "error" in reply:
+            raise FileNotFoundError(reply["errno"], f"no readable regular file in the cell: {reply['text']}", path)
+        if reply["size"] > max_bytes:
+            raise CellFull(f"{path} has {reply['size']} bytes, more than max_bytes={max_bytes}")
+        return blobs[0]
+
+    async def renew(self, snapshot: Snapshot | None = None) -> None:
+        if self._closed:
+            raise UsageError("the sandbox is closed; acquire another one from the pool")
+        fresh = await open_cell(self.host, self._spec)
+        self._connection.close()
+        self._connection, self._broken = fresh, False
+        if snapshot is not None:
+            reply, _ = await self._file_request({"op": "unpack"}, (snapshot.tar,))
+            if "error" in reply:
+                raise CellFull(f"the snapshot does not fit in the cell: {reply['text']}")
+
+    async def snapshot(self) -> Snapshot:
+        most = 2 * self._spec.workspace_mib * _MIB + 4096 * self._spec.inodes
+        reply, blobs = await self._file_request({"op": "pack"}, max_reply_bytes=most)
+        if "error" in reply:
+            raise CellFull(f"the workspace cannot be read: {reply['text']}")
+        return Snapshot(blobs[0])
+
+    async def close(self) -> None:
+        self._closed = True
+        self._connection.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the sandbox is closed; acquire another one from the pool")
+
+    async def _file_request(
+        self, header: dict[str, Any], blobs: tuple[bytes, ...] = (), max_reply_bytes: int = 1 << 16
+    ) -> Reply:
+        self._check_open()
+        if self._broken:
+            raise CellFull("the program broke its cell; its files are gone until the sandbox is renewed")
+        try:
+            return await self._connection.request(header, blobs, timeout_s=_FILES_S, max_reply_bytes=max_reply_bytes)
+        except (SandboxDied, TimeoutError) as error:
+            await self._attribute(error)
+            raise CellFull(f"the program broke its cell: {error}") from error
+
+    async def _attribute(self, error: Exception) -> None:
+        """The cell is lost: it is the program's doing if the host is healthy, else ``SandboxDied``."""
+        self._broken = True
+        self._connection.close()
+        if not await self.host.healthy():
+            raise SandboxDied(f"the sandbox host ended: {error}") from error
+
+
+def _check_path(path: str) -> None:
+    parts = path.split("/")
+    if not path or path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise UsageError(f"path {path!r} must be relative to /workspace, without '..', '.' or empty parts")
+
+
+def _describe(command: Command) -> tuple[dict[str, Any], bytes]:
+    match command:
+        case Python(code, interpreter):
+            return {"kind": interpreter}, code.encode("utf-8", "surrogatepass")
+        case Shell(text):
+            return {"kind": "argv", "argv": ["/bin/sh", "-c", text]}, b""
+        case Argv(argv):
+            if not argv:
+                raise UsageError("a command needs at least a program name")
+            return {"kind": "argv", "argv": [os.fsdecode(part) for part in argv]}, b""
+
+
+def _frames(files: Mapping[str, bytes]) -> Iterator[tuple[list[str], tuple[bytes, ...], bool]]:
+    """Group small files and split large ones, so that no frame is much larger than a chunk."""
+    paths: list[str] = []
+    blobs: list[bytes] = []
+    for path, data in files.items():
+        paths.append(path)
+        blobs.append(data[:_CHUNK_BYTES])
+        if len(data) > _CHUNK_BYTES or len(paths) == _FILES_A_FRAME or sum(map(len, blobs)) > _CHUNK_BYTES:
+            yield paths, tuple(blobs), False
+            paths, blobs = [], []
+            for start in range(_CHUNK_BYTES, len(data), _CHUNK_BYTES):
+                yield [path], (data[start : start + _CHUNK_BYTES],), True
+    if paths:
+        yield paths, tuple(blobs), False
+
+
+def _result(reply: dict[str, Any], blobs: list[bytes]) -> ExecResult:
+    killed_by: KilledBy | None = reply["killed_by"]
+    return ExecResult(
+        exit_code=None if killed_by else reply["exit_code"],
+        signal=reply["signal"],
+        stdout=blobs[0],
+        stderr=blobs[1],
+        stdout_dropped_bytes=reply["stdout_dropped"],
+        stderr_dropped_bytes=reply["stderr_dropped"],
+        result=blobs[2],
+        result_truncated=reply["result_truncated"],
+        wall_s=reply["wall_s"],
+        cpu_s=reply["cpu_s"],
+        peak_memory_mib=reply["peak_kib"] / 1024,
+        timed_out=killed_by == "deadline",
+        killed_by=killed_by,
+        orphans_killed=reply["orphans_killed"],
+    )
+
+
+def _killed(by: KilledBy, *, timed_out: bool, wall_s: float) -> ExecResult:
+    """What is known of a command whose cell was lost."""
+    return ExecResult(None, None, b"", b"", 0, 0, b"", False, wall_s, 0.0, 0.0, timed_out, by, 0)

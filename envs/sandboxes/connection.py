@@ -1,0 +1,98 @@
+"""One connection to a supervisor, for asyncio: a request frame goes out, its reply frame comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from palaestra.envs.errors import SandboxDied
+from palaestra.envs.sandboxes.supervisor.frames import (
+    PREFIX,
+    Header,
+    MalformedFrame,
+    decode_body,
+    decode_prefix,
+    encode,
+)
+
+Reply = tuple[Header, list[bytes]]
+
+
+class Connection(asyncio.Protocol):
+    """Requests are answered in order, one at a time. The end of the connection fails the one that is waiting."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._waiter: asyncio.Future[Reply] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._max_reply_bytes = 0
+        self._lengths: tuple[int, int] | None = None
+        self.lost = False
+
+    @classmethod
+    async def open(cls, path: Path) -> Connection:
+        """Connect to the socket at ``path``. Raises OSError."""
+        _, connection = await asyncio.get_running_loop().create_unix_connection(cls, str(path))
+        return connection
+
+    async def request(
+        self, header: Header, blobs: Sequence[bytes] = (), *, timeout_s: float, max_reply_bytes: int = 1 << 16
+    ) -> Reply:
+        """Send a frame and wait for the answer.
+
+        Raises ``SandboxDied`` at the end of the connection or on anything that is not a frame within
+        ``max_reply_bytes``, and ``TimeoutError``. After either, and after a cancellation, the connection is closed: a
+        late answer can never be taken for that of another request.
+        """
+        if self._transport is None or self.lost:
+            raise SandboxDied("the connection to the sandbox is closed")
+        if self._waiter is not None:
+            raise RuntimeError("a sandbox serves one request at a time")
+        self._max_reply_bytes = max_reply_bytes
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            self._transport.write(encode(header, blobs))
+            async with asyncio.timeout(timeout_s):
+                return await self._waiter
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._waiter = None
+
+    def close(self) -> None:
+        """Drop the connection at once; the supervisor ends the cell behind it."""
+        self.lost = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        try:
+            if self._lengths is None and len(self._buffer) >= PREFIX.size:
+                self._lengths = decode_prefix(bytes(self._buffer[: PREFIX.size]), self._max_reply_bytes)
+            if self._lengths is None or len(self._buffer) < PREFIX.size + sum(self._lengths):
+                return
+            text_end = PREFIX.size + self._lengths[0]
+            reply = decode_body(bytes(self._buffer[PREFIX.size : text_end]), bytes(self._buffer[text_end:]))
+        except MalformedFrame as error:
+            self._fail(SandboxDied(f"the supervisor broke the protocol: {error}"))
+            self.close()
+            return
+        self._buffer.clear()
+        self._lengths = None
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        self._fail(SandboxDied("the connection to the sandbox ended" + (f": {exc}" if exc else "")))
+
+    def _fail(self, error: Exception) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
