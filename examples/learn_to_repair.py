@@ -60,11 +60,13 @@ PIECES = (
     r"|\. Did you mean: '| ?[A-Za-z][A-Za-z: -]*|.|\n"
 )
 PROMPT_TOKENS, ACTION_TOKENS, OBSERVATION_TOKENS = 13, 18, 18
+CONTEXT_TOKENS = PROMPT_TOKENS + TURNS * ACTION_TOKENS + (TURNS - 1) * (OBSERVATION_TOKENS + 2)
+WARM_START_TOKENS = int(0.95 * 16 * CONTEXT_TOKENS)
+"""Of one supervised step: two chunks of eight rows, nearly full."""
 EPISODES = 192
 """Under way at once: a whole batch."""
 MAX_K3 = 1e-9
 """Engine and learner run the same float32 model: their log-probs may differ by rounding only."""
-CONTEXT_TOKENS = PROMPT_TOKENS + TURNS * ACTION_TOKENS + (TURNS - 1) * (OBSERVATION_TOKENS + 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,7 @@ class Demo:
             self.folder.append("metrics.jsonl", {"phase": "warm start", **metrics})
             self.progress.advance(loss=metrics["loss"])
 
-        train_supervised(learner, rows, steps=steps, seed=self.seed, on_step=on_step)
+        train_supervised(learner, rows, steps=steps, tokens_per_step=WARM_START_TOKENS, seed=self.seed, on_step=on_step)
         return learner
 
     async def _start_engine(self, model: Decoder, version: int) -> JaxEngine:
@@ -304,7 +306,7 @@ class Demo:
             self.folder.append("episodes.jsonl", {"when": name, **_as_record(result)})
 
 
-_SHAPE = PackingShape(rows_per_chunk=16, row_tokens=CONTEXT_TOKENS)
+_SHAPE = PackingShape(rows_per_chunk=8, row_tokens=CONTEXT_TOKENS)
 _ENGINE_SHAPES = EngineShapes(
     max_slots=EPISODES,
     max_tokens=CONTEXT_TOKENS,
@@ -314,7 +316,7 @@ _ENGINE_SHAPES = EngineShapes(
 
 
 def _model_config(tokenizer: Tokenizer) -> DecoderConfig:
-    """0.2 million parameters. Of the special ids only the end of an action can be sampled, by engine and learner alike."""
+    """0.2 million parameters. Of the special ids only the end of an action can be sampled."""
     return DecoderConfig(
         vocab_size=tokenizer.vocab_size,
         hidden_size=64,

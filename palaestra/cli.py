@@ -78,6 +78,14 @@ def eval_command(
     return run_eval(chosen, agent, backend=backend, concurrency=concurrency, console=_console())
 
 
+@command(app, "doctor")
+def doctor_command() -> int:
+    """Show which sandbox backend is chosen, why, and which limits really hold on this machine."""
+    from palaestra.commands.doctor import run_doctor
+
+    return run_doctor(_console())
+
+
 @command(tasks_app, "list")
 def tasks_list(tasks: TasksOption = "builtin", limit: LimitOption = None) -> None:
     """List the tasks of a set."""

@@ -56,11 +56,18 @@ def test_the_loss_falls_on_a_sequence_that_can_be_learned() -> None:
     losses: list[float] = []
     learner = tiny_learner(PackingShape(4, 16))
     rows = [row(i, 8) for i in range(16)]
-    train_supervised(learner, rows, steps=60, seed=0, on_step=lambda step, metrics: losses.append(metrics["loss"]))
+    train_supervised(
+        learner,
+        rows,
+        steps=60,
+        tokens_per_step=60,
+        seed=0,
+        on_step=lambda step, metrics: losses.append(metrics["loss"]),
+    )
     assert len(losses) == learner.step == 60
     assert losses[-1] < 0.2 < losses[0]
 
 
 def test_nothing_to_train_on_is_an_error() -> None:
     with pytest.raises(UsageError, match="nothing to train on"):
-        train_supervised(tiny_learner(PackingShape(4, 16)), [], steps=1, seed=0)
+        train_supervised(tiny_learner(PackingShape(4, 16)), [], steps=1, tokens_per_step=60, seed=0)
