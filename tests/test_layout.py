@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,6 @@ def test_library_code_reads_no_data_through_dunder_file() -> None:
         str(path.relative_to(ROOT))
         for part in ("palaestra", "envs", "rollout", "learners")
         for path in (ROOT / part).rglob("*.py")
-        if "__file__" in path.read_text()
+        if any(isinstance(node, ast.Name) and node.id == "__file__" for node in ast.walk(ast.parse(path.read_text())))
     ]
     assert not found, f"use importlib.resources: {found}"

@@ -66,14 +66,18 @@ class TaskSet:
         """Kind to the ids of that kind, in order."""
         return self._by_kind
 
-    def get(self, task_id: str) -> Task:
-        """The task with that id; an unknown id is a ``UsageError`` that names the nearest one."""
+    def entry(self, task_id: str) -> TaskEntry:
+        """Id and kind of a task, without making it; an unknown id is a ``UsageError`` that names the nearest one."""
         entry = self._entries.get(task_id)
         if entry is None:
             near = difflib.get_close_matches(task_id, self._ids, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; the first is {self._ids[0]!r}"
             raise UsageError(f"task set {self.name!r} has no task {task_id!r}{hint}")
-        return entry.make()
+        return entry
+
+    def get(self, task_id: str) -> Task:
+        """The task with that id; an unknown id is a ``UsageError`` that names the nearest one."""
+        return self.entry(task_id).make()
 
     def sample(self, rng: np.random.Generator) -> Task:
         """One task, every id equally likely."""
