@@ -45,10 +45,11 @@ from palaestra.recipes.progress import RunProgress
 from palaestra.recipes.run_folder import CurvePoint, RunFolder
 from palaestra.recipes.sampling import KindSampler
 from palaestra.recipes.supervised import train_supervised
+from palaestra.recipes.transcripts import as_record, as_text, telling_pair
 from palaestra.rollout.chat import PLAIN_SPECIALS, ChatFormat
 from palaestra.rollout.engines.continuous_batching import EngineShapes
 from palaestra.rollout.engines.jax_engine import JaxEngine
-from palaestra.rollout.episode import EpisodeOptions, EpisodeResult
+from palaestra.rollout.episode import EpisodeOptions
 from palaestra.rollout.scheduler import Group, Scheduler, SchedulerLimits
 from palaestra.rollout.tokenizer import Tokenizer, train_word_tokenizer
 from palaestra.rollout.weights import WeightProbe, push
@@ -79,6 +80,11 @@ class Settings:
     updates: int = 60
     groups_per_update: int = 24
     group_size: int = 8
+    max_extra_groups: int = 0
+    """Drawn in place of groups in which every episode came out the same."""
+    hardness: float = 0.5
+    """How much less often kinds are drawn that the policy already solves."""
+    entropy_coefficient: float = 0.005
     evaluation_tasks_per_kind: int = 64
     evaluate_every: int = 20
     evaluation_tasks_between: int = 192
@@ -226,13 +232,17 @@ class Demo:
     def _reinforcer(self, warm: Learner) -> Learner:
         """A learner with the warm weights and an optimizer of its own."""
         optimizer = OptimizerConfig(1.5e-3, warmup_steps=5)
-        return Learner(warm.model(), LearnerConfig(optimizer, _SHAPE, entropy_coefficient=0.005), version=warm.version)
+        return Learner(
+            warm.model(),
+            LearnerConfig(optimizer, _SHAPE, entropy_coefficient=self.settings.entropy_coefficient),
+            version=warm.version,
+        )
 
     async def _reinforce(self, learner: Learner, scheduler: Scheduler, judge: Scheduler) -> None:
         settings = self.settings
         batch = settings.groups_per_update * settings.group_size
         self.progress.phase("reinforcement", settings.updates)
-        sampler = KindSampler(self.train_tasks, seed=self.seed + 1, hardness=0.5)
+        sampler = KindSampler(self.train_tasks, seed=self.seed + 1, hardness=settings.hardness)
         prompt = scheduler.chat.opening(self.train_tasks.get(self.train_tasks.ids[0]).instruction)
         probe = WeightProbe(learner.model(), tuple(prompt))
         await push(learner.params(), learner.version, scheduler.engine, probe)
@@ -242,7 +252,12 @@ class Demo:
             self.train_tasks,
             sampler,
             probe,
-            PolicyGradientConfig(settings.updates, settings.groups_per_update, settings.group_size),
+            PolicyGradientConfig(
+                settings.updates,
+                settings.groups_per_update,
+                settings.group_size,
+                max_extra_groups=settings.max_extra_groups,
+            ),
             seed=self.seed,
         )
         for update in range(1, settings.updates + 1):
@@ -296,14 +311,10 @@ class Demo:
         self.sandbox_steps += sum(turn.executed for result in group.results for turn in result.turns)
 
     def _show_an_episode(self, before: Evaluation, after: Evaluation) -> None:
-        """The same held-out task before and after, turn by turn: preferably one that now takes a repair."""
-        pairs = list(zip(before.results, after.results, strict=True))
-        learned = [(b, a) for b, a in pairs if not b.passed and a.passed]
-        repaired = [(b, a) for b, a in learned if len(a.turns) > 1]
-        first, last = (repaired or learned or pairs)[0]
-        for name, result in (("before", first), ("after", last)):
-            self.progress.log(_as_text(name, result))
-            self.folder.append("episodes.jsonl", {"when": name, **_as_record(result)})
+        """One held-out task before and after, turn by turn."""
+        for name, result in zip(("before", "after"), telling_pair(before.results, after.results), strict=True):
+            self.progress.log(f"\nA held-out task {name} reinforcement: {as_text(result)}")
+            self.folder.append("episodes.jsonl", {"when": name, **as_record(result)})
 
 
 _SHAPE = PackingShape(rows_per_chunk=8, row_tokens=CONTEXT_TOKENS)
@@ -331,24 +342,6 @@ def _model_config(tokenizer: Tokenizer) -> DecoderConfig:
         zero_output_projections=True,
         suppressed_ids=tuple(i for name, i in tokenizer.specials.items() if name != "<eot>"),
     )
-
-
-def _as_record(result: EpisodeResult) -> dict[str, object]:
-    return {
-        "task_id": result.spec.task_id,
-        "instruction": result.instruction,
-        "turns": [asdict(turn) for turn in result.turns],
-        "reward": result.reward,
-        "passed": result.passed,
-    }
-
-
-def _as_text(name: str, result: EpisodeResult) -> str:
-    lines = [f"\nOne held-out task {name} reinforcement: {result.instruction}"]
-    for number, turn in enumerate(result.turns, 1):
-        answer = turn.observation or ("passed" if result.passed else "cut off")
-        lines += [f"  turn {number}  {turn.action}", f"          {answer}"]
-    return "\n".join([*lines, f"  reward {result.reward}"])
 
 
 def check(demo: Demo) -> None:
