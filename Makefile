@@ -47,6 +47,7 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	@$(BIN)/mypy
+	@$(BIN)/mypy examples benchmarks
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix .

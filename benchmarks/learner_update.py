@@ -18,6 +18,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -110,10 +111,7 @@ def main() -> None:
     print(f"{config.parameter_count:,} parameters, rows of {shape.row_tokens}, {shape.rows_per_chunk} rows a chunk")
     print(f"compiled in {time.perf_counter() - started:.1f} s; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     seconds = np.array(
-        [
-            (timed(lambda n=n: update(n)), timed(gradient), timed(lambda: multiply(square)))
-            for n in range(arguments.rounds)
-        ]
+        [(timed(partial(update, n)), timed(gradient), timed(lambda: multiply(square))) for n in range(arguments.rounds)]
     )
     slots = np.array([len(packed[n % 4].chunks) * chunk_slots for n in range(arguments.rounds)])
     tokens = np.array([sum(len(row.ids) for row in batches[n % 4]) for n in range(arguments.rounds)])

@@ -77,12 +77,12 @@ class Settings:
     kinds: tuple[Kind, ...] = STANDARD_KINDS
     demonstrations: int = 3000
     warm_start_steps: int = 250
-    updates: int = 60
+    updates: int = 70
     groups_per_update: int = 24
     group_size: int = 8
-    max_extra_groups: int = 0
+    max_extra_groups: int = 8
     """Drawn in place of groups in which every episode came out the same."""
-    hardness: float = 0.5
+    hardness: float = 0.7
     """How much less often kinds are drawn that the policy already solves."""
     entropy_coefficient: float = 0.005
     evaluation_tasks_per_kind: int = 64

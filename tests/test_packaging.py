@@ -21,7 +21,7 @@ import gymnasium as gym
 import palaestra
 env = gym.make("AgentCode-v0", backend="auto")
 observation, info = env.reset(seed=0)
-task = env.unwrapped.task
+task = env.unwrapped.tasks.get(info["task_id"])
 blocks = [f"```python path={path}\\n{text}\\n```" for path, text in task.reference.items()]
 *_, terminated, truncated, info = env.step("\\n".join(blocks) + "\\n<submit/>")
 env.close()

@@ -92,7 +92,10 @@ async def _open_loop(
     *, seed: int = 0, fails: Callable[[str], bool] = lambda task_id: False, **config: Any
 ) -> AsyncIterator[PolicyGradient]:
     tasks = TaskSet.of(_task(letter) for letter in LETTERS)
-    learner = Learner(Decoder(CONFIG, nnx.Rngs(seed)), LearnerConfig(OptimizerConfig(0.02), PackingShape(8, 16)))
+    learner = Learner(
+        Decoder(CONFIG, nnx.Rngs(seed)),
+        LearnerConfig(OptimizerConfig(0.02), PackingShape(row_tokens=16, rows_per_chunk=8)),
+    )
     shapes = EngineShapes(max_slots=32, max_tokens=16, row_buckets=(32,), column_buckets=(16,), decode_chunk=2)
     engine = JaxEngine(learner.model(), shapes=shapes)
     scheduler = Scheduler(
