@@ -198,7 +198,7 @@ class ContinuousBatcher:
                 self._cache = self._programs.prefill(self.params, self._cache, slots, zeros, ids, columns=columns)
                 self._run_decode([], rows, columns)
                 self._cache = self._programs.fork(self._cache, slots, slots, columns=columns)
-        jax.block_until_ready(self._cache)  # type: ignore[no-untyped-call]
+        jax.block_until_ready(self._cache)
 
     def _admit(self) -> None:
         """Give waiting requests slots, then bring all of the prompt but its last token into the cache.
