@@ -66,8 +66,6 @@ WARM_START_TOKENS = int(0.95 * 16 * CONTEXT_TOKENS)
 """Of one supervised step: two chunks of eight rows, nearly full."""
 EPISODES = 192
 """Under way at once: a whole batch."""
-MAX_K3 = 1e-9
-"""Engine and learner run the same float32 model: their log-probs may differ by rounding only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +94,26 @@ PROFILES: dict[str, Settings] = {
     "full": Settings(),
     "blind": Settings(blind=True),
     "smoke": Settings(
-        demonstrations=400,
-        warm_start_steps=40,
-        updates=4,
+        kinds=("op", "order", "guard"),
+        demonstrations=600,
+        warm_start_steps=110,
+        updates=5,
         groups_per_update=12,
-        evaluation_tasks_per_kind=8,
+        max_extra_groups=0,
+        evaluation_tasks_per_kind=16,
         evaluate_every=100,
     ),
 }
 
-PHASES = {"demonstrations": 0.08, "warm start": 0.20, "compile": 0.06, "evaluation": 0.10, "reinforcement": 0.56}
+PHASES = {
+    "demonstrations": 0.08,
+    "warm start": 0.06,
+    "compile": 0.04,
+    "evaluation before": 0.03,
+    "reinforcement": 0.76,
+    "evaluation after": 0.03,
+}
+"""Shares of the time, for the estimate of what is left."""
 
 
 class Demo:
@@ -119,7 +127,6 @@ class Demo:
         self.sandbox_steps = 0
         self.curve: list[CurvePoint] = []
         self.rewards: list[float] = []
-        self.k3: list[float] = []
         self.weights = ("", "")
         """Fingerprints before and after reinforcement."""
 
@@ -138,13 +145,13 @@ class Demo:
                 SchedulerLimits(max_episodes=EPISODES),
             )
             judge = replace(scheduler, make_env=self._env_factory(pool, self.held_out))
-            self.progress.phase("evaluation", 2 * len(self.held_out))
+            self.progress.phase("evaluation before", 2 * len(self.held_out))
             before = await self._evaluate(judge, 0, len(self.held_out), shown=1)
             learner = self._reinforcer(learner)
             warm = learner.fingerprint()
             await self._reinforce(learner, scheduler, judge)
             self.weights = (warm, learner.fingerprint())
-            self.progress.phase("evaluation", 2 * len(self.held_out))
+            self.progress.phase("evaluation after", 2 * len(self.held_out))
             after = await self._evaluate(judge, self.settings.updates, len(self.held_out), shown=1)
         finally:
             await engine.close()
@@ -257,6 +264,7 @@ class Demo:
                 settings.groups_per_update,
                 settings.group_size,
                 max_extra_groups=settings.max_extra_groups,
+                max_k3=1e-9,  # engine and learner run the same float32 model: they may differ by rounding only
             ),
             seed=self.seed,
         )
@@ -265,7 +273,6 @@ class Demo:
             report = await loop.update(self._count_steps)
             took_s = self.progress.elapsed_s - started_s
             self.rewards.append(report.mean_reward)
-            self.k3.append(report.learner["k3"])
             self.folder.append("metrics.jsonl", {"phase": "reinforcement", "seconds": took_s, **report.record()})
             self.progress.advance(
                 pass_rate=report.pass_rate,
@@ -348,8 +355,6 @@ def check(demo: Demo) -> None:
     """What every run asserts beyond having come to its end; a part that silently did nothing is found here."""
     if demo.weights[0] == demo.weights[1]:
         raise PalaestraError("reinforcement changed no weight")
-    if max(demo.k3) > MAX_K3:
-        raise PalaestraError(f"engine and learner disagree: the largest mean k3 of an update is {max(demo.k3):.3g}")
     if not max(demo.rewards) > min(demo.rewards):
         raise PalaestraError(f"the reward never moved: {demo.rewards}")
     if left := child_processes():

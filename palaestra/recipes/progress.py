@@ -50,8 +50,10 @@ class RunProgress:
         return time.monotonic() - self._started_s
 
     def phase(self, name: str, total: int) -> None:
-        """Begin a phase of ``total`` units; the one before it counts as finished."""
-        self._finished_share += self._shares.get(self._phase, 0.0)
+        """Begin a phase of ``total`` units; the one before it counts as finished. Each phase comes once."""
+        if name not in self._shares:
+            raise ValueError(f"phase {name!r} was not announced; the phases are {sorted(self._shares)}")
+        self._finished_share += self._shares[self._phase] if self._phase else 0.0
         self._phase, self._done, self._total = name, 0, max(total, 1)
         self._printed_s = 0.0
         self._show()
@@ -67,7 +69,7 @@ class RunProgress:
         self._console.print(text, highlight=False, markup=False)
 
     def _eta_s(self) -> float | None:
-        done = self._finished_share + self._shares.get(self._phase, 0.0) * self._done / self._total
+        done = min(1.0, self._finished_share + self._shares[self._phase] * self._done / self._total)
         return None if done < 0.01 else self.elapsed_s * (1 - done) / done
 
     def _show(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from palaestra.recipes.progress import RunProgress
@@ -40,3 +41,11 @@ def test_no_time_left_once_every_phase_is_finished() -> None:
     out = io.StringIO()
     run_phases(Console(file=out, width=200))
     assert "0:00 left] second 4/4" in out.getvalue()
+
+
+def test_a_phase_that_was_not_announced_is_refused() -> None:
+    with (
+        RunProgress({"first": 1}, console=Console(file=io.StringIO())) as progress,
+        pytest.raises(ValueError, match="third"),
+    ):
+        progress.phase("third", 1)
