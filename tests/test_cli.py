@@ -143,6 +143,7 @@ def test_an_interrupt_leaves_nothing_running_and_exits_with_130(tmp_path: Path) 
     process = subprocess.Popen(
         [*COMMAND, "eval", "--tasks", write(tmp_path, *endless), "--agent", "reference"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "PALAESTRA_SANDBOX": "bubblewrap"},  # whose processes are descendants of ours
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while len(children := descendants(process.pid)) < 3 and time.monotonic() < deadline:

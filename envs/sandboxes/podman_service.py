@@ -7,11 +7,15 @@ Steps never pass through it: it creates, inspects and removes the containers tha
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import functools
 import importlib.util
 import os
+import queue
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +52,8 @@ class PodmanService:
         self._program, self._socket = program, socket
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._caller: threading.Thread | None = None
 
     async def command(self, *arguments: str, timeout_s: float = _CALL_S) -> str:
         """Run ``podman ARGUMENTS`` and return what it printed."""
@@ -74,10 +80,18 @@ class PodmanService:
         return stdout.decode("utf-8", "replace")
 
     async def call(self, function: Callable[[Any], _T]) -> _T:
-        """``function(client)`` with a ``podman.PodmanClient``, in a thread. A cancelled caller waits for its end, so
-        that nothing is created behind its back."""
+        """``function(client)`` with a ``podman.PodmanClient``, in a thread, one call after the other.
+
+        A cancelled caller waits for the end of its call, so that nothing is created behind its back.
+        """
         await self._ensure_running()
-        work = asyncio.ensure_future(asyncio.to_thread(self._with_client, function))
+        if self._caller is None:
+            # A thread of our own: at the end of the process, when pools are closed, executors take no more work.
+            self._caller = threading.Thread(target=self._serve_calls, name="palaestra-podman", daemon=True)
+            self._caller.start()
+        outcome: concurrent.futures.Future[_T] = concurrent.futures.Future()
+        self._calls.put(functools.partial(_settle, outcome, functools.partial(self._with_client, function)))
+        work = asyncio.wrap_future(outcome)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -86,6 +100,9 @@ class PodmanService:
 
     async def close(self) -> None:
         """End the service. Idempotent."""
+        if self._caller is not None:
+            self._calls.put(None)
+            self._caller = None
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
             try:
@@ -95,6 +112,10 @@ class PodmanService:
                 self._process.kill()
                 await self._process.wait()
         self._process = None
+
+    def _serve_calls(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
 
     def _with_client(self, function: Callable[[Any], _T]) -> _T:
         import podman
@@ -145,6 +166,16 @@ class PodmanService:
             writer.close()
             return True
         return False
+
+
+def _settle(outcome: concurrent.futures.Future[_T], function: Callable[[], _T]) -> None:
+    """Run the function and hand over what it returns or raises."""
+    if not outcome.set_running_or_notify_cancel():
+        return
+    try:
+        outcome.set_result(function())
+    except BaseException as error:  # noqa: BLE001 - the caller raises it
+        outcome.set_exception(error)
 
 
 _HUGETLB = "/sys/fs/cgroup/hugetlb"

@@ -43,8 +43,10 @@ def main(arguments: list[str]) -> NoReturn:
     try:
         listener, filter_program = _prepare(control, modules)
     except (ImportError, OSError) as error:
-        with open(os.path.join(control, ERROR_NAME), "w") as file:
+        unfinished = os.path.join(control, f".{ERROR_NAME}")  # whoever sees the name finds the whole text
+        with open(unfinished, "w") as file:
             file.write(f"{type(error).__name__}: {error}")
+        os.rename(unfinished, os.path.join(control, ERROR_NAME))
         os._exit(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps; a cell's init is our child
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))

@@ -89,7 +89,8 @@ async def test_each_cell_has_its_own_process_budget(pool: Pool) -> None:
             "except OSError: print(n); time.sleep(1)"
         )
         results = await asyncio.gather(*(cell.run(Python(bomb, "fork"), timeout_s=20) for cell in cells))
-        assert [result.stdout for result in results] == [b"31\n"] * 3
+        # 33 processes, less the cell's init and the program; one that has just ended may still be counted for a while.
+        assert all(30 <= int(result.stdout) <= 31 for result in results), results
     finally:
         for cell in cells:
             await cell.close()
