@@ -141,7 +141,7 @@ def test_as_a_program_it_says_what_is_wrong_without_a_traceback() -> None:
 def test_an_interrupt_leaves_nothing_running_and_exits_with_130(tmp_path: Path) -> None:
     endless = [task(f"endless-{number}", "def one():\n    while True: pass\n") for number in range(4)]
     process = subprocess.Popen(
-        [*COMMAND, "eval", "--tasks", write(tmp_path, *endless), "--agent", "reference"],
+        ["env", "--default-signal=INT", *COMMAND, "eval", "--tasks", write(tmp_path, *endless), "--agent", "reference"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "PALAESTRA_SANDBOX": "bubblewrap"},  # whose processes are descendants of ours
     )  # fmt: skip

@@ -55,7 +55,7 @@ def test_a_wrong_backend_or_a_run_folder_that_cannot_be_made_is_one_clear_line(t
 
 def test_an_interrupt_ends_with_130_and_leaves_no_process(tmp_path: Path) -> None:
     run = subprocess.Popen(
-        [sys.executable, SCRIPT, "--profile", "smoke", "--runs", tmp_path],
+        ["env", "--default-signal=INT", sys.executable, SCRIPT, "--profile", "smoke", "--runs", tmp_path],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
