@@ -43,7 +43,8 @@ class AsyncAgentEnv:
 
     Args:
         tasks: What ``reset`` draws from.
-        sandboxes: A pool, whose spec then holds for every task, or a function from a task's limits to a pool.
+        sandboxes: A pool, whose spec then holds for every task, or a function from limits to a pool: the task's, with
+            the ``step_s`` that applies.
         options: The fields of :class:`~palaestra.envs.options.EnvOptions`. An unknown one is a ``UsageError``.
     """
 
@@ -55,6 +56,7 @@ class AsyncAgentEnv:
         self._cell: EpisodeCell | None = None
         self._task: Task | None = None
         self._actions: list[str] = []
+        self._since = 0
         self._visible_passed = 0
         self._transcript: list[str] = []
         self._over = True
@@ -82,6 +84,7 @@ class AsyncAgentEnv:
         task = self._choose(options or {})
         await self._end()
         self._task, self._actions, self._visible_passed = task, [], 0
+        self._since = FATAL_ATTEMPTS.now()
         self._cell = await self._enter_cell(task)
         self._over, self.ever_entered = False, True
         observation = observations.first(task, action_format=self.options.action_format, feedback=self.options.feedback)
@@ -155,13 +158,18 @@ class AsyncAgentEnv:
 
     async def _enter_cell(self, task: Task) -> EpisodeCell:
         """A cell with the task's files; one that dies on the way is replaced once."""
-        pool = await self._sandboxes(task.limits) if callable(self._sandboxes) else self._sandboxes
+        if callable(self._sandboxes):
+            step_s = task.limits.step_s if self.options.step_s is None else self.options.step_s
+            pool = await self._sandboxes(task.limits.model_copy(update={"step_s": step_s}))
+        else:
+            pool = self._sandboxes
         cell = EpisodeCell(pool, task)
         try:
             try:
                 await cell.enter()
             except SandboxDied:
-                await cell.replace()
+                await cell.leave()
+                await cell.enter()
         except CellFull as error:
             await cell.leave()
             raise UsageError(f"the files of task {task.id!r} do not fit in its cell: {error}") from None
@@ -194,19 +202,24 @@ class AsyncAgentEnv:
         except SandboxDied:
             if not self._is_agents_doing():
                 raise
-            await self._cell.replace()
-            return TurnReport(observations=["OSError: the program broke its sandbox; a new one holds the files."])
+            left_out = await self._cell.replace()
+            said = ["OSError: the program broke its sandbox; a new one holds the files."]
+            return TurnReport(observations=said + observations.not_restored(left_out))
 
     async def _grade(self, report: TurnReport) -> Verdict:
         assert self._cell is not None
         assert self._task is not None
         try:
+            # The agent did nothing to a cell that was lost between turns: what it wrote is judged all the same.
+            lost = self._cell.sandbox.broken
+            if lost:
+                await self._cell.renew()
             return await grade(
                 self._task,
                 self._cell.sandbox,
                 interpreter=self.options.interpreter,
                 step_s=self.options.step_s,
-                visible=report.visible,
+                visible=None if lost else report.visible,
             )
         except SandboxDied:
             if not self._is_agents_doing():
@@ -215,7 +228,7 @@ class AsyncAgentEnv:
 
     def _is_agents_doing(self) -> bool:
         assert self._task is not None
-        return FATAL_ATTEMPTS.is_agents_doing(self._task.id, self._actions)
+        return FATAL_ATTEMPTS.is_agents_doing(self._task.id, self._actions, since=self._since)
 
     def failure_info(self, error: InfrastructureError, report: TurnReport | None = None) -> dict[str, Any]:
         """The info of a turn, or of a reset, that failed."""

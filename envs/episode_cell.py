@@ -38,6 +38,10 @@ class EpisodeCell:
     async def write(self, path: str, data: bytes) -> None:
         """Raises ``CellFull`` where the file doesn't fit."""
         await self.sandbox.write({path: data})
+        # The agent may have put a folder where a file was, or the reverse; what is remembered must fit into one tree.
+        for other in [other for other in self._files if _excludes(other, path)]:
+            del self._files[other]
+        self._files.pop(path, None)
         self._files[path] = data
         if path == self.task.solution_path:
             self._solution = data
@@ -53,15 +57,36 @@ class EpisodeCell:
             return True
         return self._solution != before
 
-    async def renew(self) -> None:
-        """A fresh cell in the same host, with the files written so far."""
+    async def renew(self) -> tuple[str, ...]:
+        """A fresh cell in the same host, with the files written so far. Returns the paths for which it had no room."""
         await self.sandbox.renew()
-        await self.sandbox.write(self._files)
+        return await self._restore()
 
-    async def replace(self) -> None:
-        """A fresh cell, wherever, with the files written so far."""
+    async def replace(self) -> tuple[str, ...]:
+        """A fresh cell, wherever, with the files written so far. Returns the paths for which it had no room."""
         await self.leave()
-        await self.enter()
+        self._sandbox = await self._pool.acquire()
+        return await self._restore()
+
+    async def _restore(self) -> tuple[str, ...]:
+        """Write what is remembered, the newest first: together the files may need room that removing the old gave."""
+        newest_first = dict(reversed(self._files.items()))
+        try:
+            await self.sandbox.write(newest_first)
+        except CellFull:
+            pass  # each by itself, then
+        else:
+            return ()
+        left_out = []
+        for path, data in newest_first.items():
+            try:
+                await self.sandbox.write({path: data})
+            except CellFull:
+                left_out.append(path)
+        if not self.sandbox.broken:  # else nothing is wrong with the files, and the next cell gets them
+            for path in left_out:
+                del self._files[path]
+        return tuple(left_out)
 
     async def leave(self) -> None:
         sandbox, self._sandbox = self._sandbox, None
@@ -72,3 +97,8 @@ class EpisodeCell:
             loop.abandon(sandbox)
         else:
             await sandbox.close()
+
+
+def _excludes(path: str, other: str) -> bool:
+    """Whether there cannot be files at both paths, because one is a folder of the other."""
+    return path.startswith(f"{other}/") or other.startswith(f"{path}/")

@@ -72,6 +72,11 @@ def last_line(run: CasesRun) -> str:
     return "" if failure is None else failure.message
 
 
+def not_restored(paths: Sequence[str]) -> list[str]:
+    """What an agent must know of a cell that took the place of a broken one; nothing where all is as it was."""
+    return [f"[no room for these files any more: {', '.join(paths)}]"] if paths else []
+
+
 def graded(verdict: Verdict) -> str:
     """The closing word. Numbers, and never a hidden value."""
     passed = sum(case.status == "passed" for case in verdict.cases)

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from palaestra.envs.errors import UsageError
 from palaestra.envs.grading.outcome import Interpreter
+from palaestra.envs.tasks.task import MAX_STEP_S
 
 Feedback = Literal["terminal", "last_line"]
 ActionFormat = Literal["blocks", "program"]
@@ -35,7 +36,7 @@ class EnvOptions:
     interpreter: Interpreter = "new"
     """``"fork"`` is faster and shares the cell's pre-imported interpreter."""
     step_s: float | None = None
-    """Deadline of one execution in seconds; None: what the task says."""
+    """Deadline of one execution in seconds, at most a day; None: what the task says."""
     max_observation_chars: int = 16_000
     """A longer observation loses its middle."""
     max_action_chars: int = 200_000
@@ -54,8 +55,8 @@ class EnvOptions:
                 raise UsageError(f"{name} must be an int of at least {least}, got {value!r}")
         if not 0.0 <= self.turn_penalty <= 1.0:
             raise UsageError(f"turn_penalty must be in [0, 1], got {self.turn_penalty!r}")
-        if self.step_s is not None and not self.step_s > 0.0:
-            raise UsageError(f"step_s must be more than 0 seconds, got {self.step_s!r}")
+        if self.step_s is not None and not 0.0 < self.step_s <= MAX_STEP_S:
+            raise UsageError(f"step_s must be more than 0 seconds and at most {MAX_STEP_S}, got {self.step_s!r}")
 
     @classmethod
     def of(cls, given: Mapping[str, Any], *, also: tuple[str, ...] = ()) -> EnvOptions:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import math
 import os
 from dataclasses import dataclass, field
 from typing import get_args
@@ -20,6 +21,7 @@ from palaestra.envs.tasks.task import Limits
 PRELOAD = ("collections", "functools", "itertools", "json", "math", "re")
 """What a forked interpreter of these pools finds already imported."""
 _WARM_CELLS = 2
+_LEAST_CPU_S = SandboxSpec().cpu_s
 
 Key = tuple[SandboxSpec, BackendName, asyncio.AbstractEventLoop]
 
@@ -44,7 +46,9 @@ class PoolLease:
 
     async def __call__(self, limits: Limits) -> SandboxPool:
         """The pool whose cells have these limits; opened with its first holder."""
-        spec = SandboxSpec(memory_mib=limits.memory_mib, pids=limits.pids, preload=PRELOAD)
+        # A deadline that the CPU limit undercuts would be none.
+        cpu_s = max(_LEAST_CPU_S, math.ceil(limits.step_s))
+        spec = SandboxSpec(memory_mib=limits.memory_mib, pids=limits.pids, cpu_s=cpu_s, preload=PRELOAD)
         key = (spec, self.backend, asyncio.get_running_loop())
         shared = _shared.get(key)
         if shared is None:
@@ -54,7 +58,9 @@ class PoolLease:
         try:
             return await asyncio.shield(shared.opening)
         except BaseException:
-            if shared.opening.done():
+            opening = shared.opening
+            # Done and without error, it is this caller who was cancelled, and the pool is still to be closed.
+            if opening.done() and (opening.cancelled() or opening.exception() is not None):
                 # It could not be opened: the next one who asks tries afresh.
                 self._keys.discard(key)
                 if _shared.get(key) is shared:

@@ -42,7 +42,9 @@ async def play_blocks(text: str, cell: EpisodeCell, options: EnvOptions) -> Turn
     """
     report = TurnReport()
     wrote = False
-    for action in parse_blocks(text):
+    actions = parse_blocks(text)
+    await _mend(cell, report, options)
+    for action in actions:
         match action:
             case WriteFile(path, body):
                 wrote |= await _write(cell, path, body, report, options)
@@ -62,6 +64,7 @@ async def play_program(text: str, cell: EpisodeCell, options: EnvOptions) -> Tur
     """The text becomes the solution, behind the task's prelude; passing every visible case hands it in."""
     check_text(text)
     report = TurnReport()
+    await _mend(cell, report, options)
     prelude = cell.task.prelude
     if prelude and not prelude.endswith("\n"):
         prelude += "\n"
@@ -74,7 +77,14 @@ async def play_program(text: str, cell: EpisodeCell, options: EnvOptions) -> Tur
 async def _write(cell: EpisodeCell, path: str, body: str, report: TurnReport, options: EnvOptions) -> bool:
     """Whether it could be written."""
     try:
-        await cell.write(path, body.encode())
+        try:
+            await cell.write(path, body.encode())
+        except CellFull:
+            if not cell.sandbox.broken:
+                raise
+            # The cell was lost, which says nothing of the file.
+            await _mend(cell, report, options)
+            await cell.write(path, body.encode())
     except CellFull as error:
         if options.feedback == "last_line":
             report.observations.append(f"OSError: {error}")
@@ -89,17 +99,25 @@ async def _run(cell: EpisodeCell, command: Command, label: str, report: TurnRepo
     result = await cell.sandbox.run(command, timeout_s=timeout_s, env=HASH_SEED)
     report.commands.append(result)
     report.observations.append(observations.execution(label, result, timeout_s))
-    if result.killed_by == "cell":
-        await cell.renew()
+    await _mend(cell, report, options)
+
+
+async def _mend(cell: EpisodeCell, report: TurnReport, options: EnvOptions) -> None:
+    """Replace a cell that is lost, whether a command broke it, a file request, or something outside of any turn."""
+    if not cell.sandbox.broken:
+        return
+    left_out = await cell.renew()
+    if options.action_format == "blocks":  # a program stands alone, and its observation is that of its own run
         report.observations.append("[the sandbox was replaced; what programs had written is gone]")
+        report.observations += observations.not_restored(left_out)
 
 
 async def _show_visible(cell: EpisodeCell, report: TurnReport, options: EnvOptions) -> None:
     if not cell.task.grader.visible:
         return
+    await _mend(cell, report, options)
     run = await run_visible(cell.task, cell.sandbox, interpreter=options.interpreter, step_s=options.step_s)
     report.visible = run
     shown = observations.visible_cases if options.feedback == "terminal" else observations.last_line
     report.observations.append(shown(run))
-    if any(result.killed_by == "cell" for result in run.executions):
-        await cell.renew()
+    await _mend(cell, report, options)

@@ -137,7 +137,7 @@ class Demo:
         """Everything; returns the summary."""
         demonstrations = await self._demonstrate(pool)
         chat = self._chat(demonstrations)
-        learner = self._warm_start(demonstrations, chat)
+        learner = await self._warm_start(demonstrations, chat)
         engine = await self._start_engine(learner.model(), learner.version)
         try:
             scheduler = Scheduler(
@@ -158,8 +158,9 @@ class Demo:
             after = await self._evaluate(judge, self.settings.updates, len(self.held_out), shown=1)
         finally:
             await engine.close()
-        save_folder(learner.model(), self.folder.path / "model")
-        chat.tokenizer.save(self.folder.path / "model")
+        save_folder(
+            learner.model(), self.folder.path / "model", files={"tokenizer.json": chat.tokenizer.as_json().encode()}
+        )
         self._show_an_episode(before[0], after[0])
         return {
             "pass_before": round(before[0].pass_rate, 4),
@@ -216,7 +217,7 @@ class Demo:
             max_observation_tokens=0 if self.settings.blind else OBSERVATION_TOKENS,
         )
 
-    def _warm_start(self, demonstrations: list[Demonstration], chat: ChatFormat) -> Learner:
+    async def _warm_start(self, demonstrations: list[Demonstration], chat: ChatFormat) -> Learner:
         steps = self.settings.warm_start_steps
         self.progress.phase("warm start", steps)
         model = Decoder(_model_config(chat.tokenizer), nnx.Rngs(self.seed))
@@ -230,7 +231,9 @@ class Demo:
             self.folder.append("metrics.jsonl", {"phase": "warm start", **metrics})
             self.progress.advance(loss=metrics["loss"])
 
-        train_supervised(learner, rows, steps=steps, tokens_per_step=WARM_START_TOKENS, seed=self.seed, on_step=on_step)
+        await train_supervised(
+            learner, rows, steps=steps, tokens_per_step=WARM_START_TOKENS, seed=self.seed, on_step=on_step
+        )
         return learner
 
     async def _start_engine(self, model: Decoder, version: int) -> JaxEngine:
@@ -263,7 +266,6 @@ class Demo:
             sampler,
             probe,
             PolicyGradientConfig(
-                settings.updates,
                 settings.groups_per_update,
                 settings.group_size,
                 max_extra_groups=settings.max_extra_groups,
@@ -308,6 +310,10 @@ class Demo:
             self.folder.append("metrics.jsonl", record)
             found.append(evaluation)
         sampled, greedy = found
+        if failures := sampled.failures + greedy.failures:
+            self.progress.log(
+                f"{failures} episodes of this evaluation failed in the infrastructure and count in no rate"
+            )
         self.curve.append(CurvePoint(update, sampled.pass_rate, greedy.pass_rate))
         self.folder.plot_curve(self.curve, self.rewards, title=f"Learning to repair code (seed {self.seed})")
         kinds = "  ".join(f"{kind} {rate:.2f}" for kind, rate in sampled.pass_rate_by_kind.items())

@@ -48,8 +48,10 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, keep: int = 3) -> None:
-        if keep < 1:
-            raise ValueError(f"keep is {keep}; give at least 1 checkpoint to keep")
+        if keep < 2:
+            raise ValueError(
+                f"keep is {keep}; give at least 2, so that there is one to fall back on while one is written"
+            )
         self.folder = Path(folder).absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)

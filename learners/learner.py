@@ -90,19 +90,23 @@ class Learner:
         * ``tokens``, ``rows``, ``empty_rows`` (no sampled token, or row_weight 0), ``fill`` (share of packed slots in
           use), ``optimizer_steps`` (0 where there was nothing to train on), ``step``, ``version``
 
-        Raises ``ValueError`` for a malformed row (see ``batching.pack``), and ``FloatingPointError`` for a gradient
-        that is not finite, whose optimizer step is not taken.
+        Raises ``ValueError`` for a malformed row (see ``batching.pack``), and ``FloatingPointError`` for a loss or
+        gradient that is not finite, whose optimizer step is not taken; minibatches before it were, under a new version.
         """
         batches = [self._pack(rows[i :: self.config.minibatches]) for i in range(self.config.minibatches)]
         extras = [
             [(self._old_logprobs(chunk), self._reference_logprobs(chunk)) for chunk in batch.chunks]
             for batch in batches
         ]
-        reports = [
-            self._optimizer_step(batch, programs.add_policy_gradient, extra)
-            for batch, extra in zip(batches, extras, strict=True)
-            if batch.tokens
-        ]
+        reports: list[_StepReport] = []
+        try:
+            for batch, extra in zip(batches, extras, strict=True):
+                if batch.tokens:
+                    reports.append(self._optimizer_step(batch, programs.add_policy_gradient, extra))
+        except FloatingPointError:
+            if reports:  # the weights are no longer those of the version, so no engine may be taken to have them
+                self._state = self._state._replace(version=self._state.version + 1)
+            raise
         return self._finish(batches, reports)
 
     def supervised_update(self, rows: Sequence[TokenRow]) -> Metrics:
@@ -116,6 +120,7 @@ class Learner:
 
     def logprobs(self, rows: Sequence[TokenRow]) -> list[NDArray[np.float32]]:
         """For each row, [T] log-probs of its tokens under the current weights, masked or not; 0 at the first token."""
+        self._check_ids(rows)
         batch = pack(rows, self.config.shape, keep_empty=True)
         found = [np.asarray(self._chunk_logprobs(self._state.params, chunk)) for chunk in batch.chunks]
         result = [np.zeros(len(row.ids), np.float32) for row in rows]
@@ -152,7 +157,19 @@ class Learner:
         params, optimizer = copy_tree(theirs)
         self._state = LearnerState(params, optimizer, state.step, state.version)
 
+    def _check_ids(self, rows: Sequence[TokenRow]) -> None:
+        """Under jit an id outside the vocabulary is not seen: it would be clamped, or train on nothing."""
+        vocabulary = self._spec.vocab_size
+        for index, row in enumerate(rows):
+            outside = row.ids[(row.ids < 0) | (row.ids >= vocabulary)]
+            if outside.size:
+                raise ValueError(
+                    f"row {index} has token id {outside[0]}, outside the model's vocabulary 0..{vocabulary - 1}; "
+                    "check that tokenizer and model belong together"
+                )
+
     def _pack(self, rows: Sequence[TokenRow]) -> PackedBatch:
+        self._check_ids(rows)
         config = self.config
         return pack(rows, config.shape, aggregation=config.aggregation, norm_tokens=config.norm_tokens)
 
@@ -192,10 +209,10 @@ class Learner:
                 self._spec, self.config, state.params, gradient, sums, chunk, denominator, *extra
             )
         sums, norm = jax.device_get((sums, programs.gradient_norm(gradient)))
-        if not math.isfinite(norm):
+        if not (math.isfinite(norm) and math.isfinite(sums.loss)):
             raise FloatingPointError(
-                f"the gradient of optimizer step {state.step} is not finite (loss {float(sums.loss)}); the weights are "
-                "unchanged. Look at the batch's log-probs and advantages, or lower the learning rate"
+                f"loss ({float(sums.loss)}) or gradient norm ({float(norm)}) of optimizer step {state.step} is not "
+                "finite; the step was not taken. Look at the log-probs and advantages, or lower the learning rate"
             )
         rate = float(self.config.optimizer.rate(state.step))
         params, optimizer = programs.apply_gradient(self.config.optimizer, state.params, state.optimizer, gradient)

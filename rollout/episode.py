@@ -261,6 +261,12 @@ class _Attempt:
                 self._instruction, info = await env.reset(seed=self._spec.seed, options={"task_id": self._spec.task_id})
             _raise_failure(info)
             self._trajectory.append_given(self._chat.opening(self._instruction))
+            if len(self._trajectory.ids) >= self._options.max_context_tokens:
+                raise UsageError(
+                    f"the prompt of task {self._spec.task_id} has {len(self._trajectory.ids)} tokens and "
+                    f"max_context_tokens is {self._options.max_context_tokens}, so nothing could be answered; raise "
+                    "it, or lower ChatFormat.max_prompt_tokens"
+                )
             ended = None
             while ended is None:
                 ended = await self._turn(env)
@@ -274,8 +280,6 @@ class _Attempt:
         """Generate an action and execute it; the end of the episode, or None when it goes on."""
         options, room = self._options, self._options.max_context_tokens - len(self._trajectory.ids)
         self._machine.to(EpisodeState.GENERATING)
-        if room < 1:
-            return await self._conclude(env)
         budget = min(options.max_action_tokens, room)
         async with self._gates.generating:
             started = time.perf_counter()
@@ -284,9 +288,12 @@ class _Attempt:
         self._trajectory.append_sampled(generation)
         action = self._chat.action_text(generation.ids)
         sampled = len(generation.ids)
-        if generation.finish_reason == "length" and (budget < options.max_action_tokens or _is_zero(options)):
+        out_of_room = (
+            sampled < options.max_action_tokens
+        )  # the context ended, ours or the engine's, not the action's limit
+        if generation.finish_reason == "length" and (out_of_room or _is_zero(options)):
             self._turns.append(TurnRecord(action, "", "length", sampled, executed=False))
-            if budget < options.max_action_tokens:
+            if out_of_room:
                 return await self._conclude(env)
             self._machine.to(EpisodeState.GRADING)
             return "truncated", 0.0, False

@@ -218,7 +218,7 @@ class GroupStream:
         """The next finished group. ``UsageError`` of an episode, and too many failures in a row, are raised here."""
         if self._dispatcher is None:
             raise UsageError("enter the stream first: async with scheduler.run_groups(...) as groups")
-        while not self._ready:
+        while self._error is not None or not self._ready:
             if self._error is not None:
                 raise self._error
             if self._dispatcher.done() and not self._groups:
@@ -243,13 +243,16 @@ class GroupStream:
                 await self._room.acquire()
                 if self._admission is not None:
                     await self._admission.admit(self._group_size)
+                started = False
                 try:
-                    task = next(self._tasks)
-                except StopIteration:
-                    if self._admission is not None:
+                    if self._error is None and (task := next(self._tasks, None)) is not None:
+                        self._start(index, task)
+                        started = True
+                finally:
+                    if not started and self._admission is not None:
                         await self._admission.settle(self._group_size, accepted=False)
+                if not started:
                     return
-                self._start(index, task)
                 index += 1
         except Exception as error:  # noqa: BLE001 - handed to the consumer, who raises it
             self._error = error

@@ -78,6 +78,11 @@ class Tokenizer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=False)
         return text
 
+    def as_json(self) -> str:
+        """What ``tokenizer.json`` holds."""
+        text: str = self._backend.to_str()
+        return text
+
     def save(self, folder: str | Path) -> None:
         """Write ``tokenizer.json`` into the folder, which is made when missing."""
         path = Path(folder)

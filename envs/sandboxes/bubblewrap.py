@@ -1,4 +1,5 @@
-"""Hosts in bubblewrap: no daemon, no image, no root, no network, and the machine's own Python, read-only.
+"""Hosts in bubblewrap: no daemon, no image, no root, no network, and the machine's own Python, read-only and without
+third-party packages.
 
 The host keeps no capability: every cell makes a user namespace of its own, in which it may mount. That needs a user
 other than root (for root, RLIMIT_NPROC does not hold and a nested user namespace is refused), so a pool that root
@@ -17,6 +18,7 @@ from pathlib import Path
 from palaestra.envs.errors import SandboxUnavailable
 from palaestra.envs.sandboxes.bundle import supervisor_zip
 from palaestra.envs.sandboxes.connection import Connection
+from palaestra.envs.sandboxes.hidden import hidden_folders
 from palaestra.envs.sandboxes.host import answers, connect_lifeline
 from palaestra.envs.sandboxes.interpreter import Interpreter, find_interpreter, readable_by_all
 from palaestra.envs.sandboxes.leases import Lease, abandoned
@@ -179,15 +181,19 @@ def _fill(folder: Path, user: int | None) -> None:
 def _command(binary: Path, interpreter: Interpreter, folder: Path, preload: tuple[str, ...]) -> list[str]:
     arguments = [str(binary), "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--hostname", "host"]
     arguments += ["--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL", "--clearenv"]
-    arguments += ["--ro-bind", "/usr", "/usr"]
+    bound = [Path("/usr")]
     for name in ("bin", "sbin", "lib", "lib32", "lib64"):
         path = Path("/", name)
         if path.is_symlink():
             arguments += ["--symlink", str(path.readlink()), str(path)]
         elif path.is_dir():
-            arguments += ["--ro-bind", str(path), str(path)]
+            bound.append(path)
     if interpreter.prefix is not None:
-        arguments += ["--ro-bind", str(interpreter.prefix), str(interpreter.prefix)]
+        bound.append(interpreter.prefix)
+    for path in bound:
+        arguments += ["--ro-bind", str(path), str(path)]
+    for path in hidden_folders(bound):
+        arguments += ["--perms", "0555", "--tmpfs", str(path), "--remount-ro", str(path)]
     arguments += ["--ro-bind", str(folder / "etc"), "/etc"]
     arguments += ["--ro-bind-try", "/etc/alternatives", "/etc/alternatives"]
     arguments += ["--proc", "/proc", "--dev", "/dev", "--dir", "/workspace", "--dir", "/tmp", "--dir", "/var/tmp"]

@@ -13,6 +13,7 @@ from palaestra.envs.sandboxes.protocol import Argv, Command, ExecResult, KilledB
 
 GRACE_S = 5.0
 """How long past a command's own deadline the owner waits for the supervisor before it gives the cell up."""
+MAX_TIMEOUT_S = 86_400.0
 _FILES_S = 30.0
 _CHUNK_BYTES = 32 << 20
 _FILES_A_FRAME = 1000
@@ -59,6 +60,10 @@ class Cell:
         self._broken = False
         self._closed = False
 
+    @property
+    def broken(self) -> bool:
+        return self._broken or self._connection.lost
+
     async def run(
         self,
         command: Command,
@@ -68,8 +73,10 @@ class Cell:
         env: Mapping[str, str] | None = None,
         result_kib: int = 0,
     ) -> ExecResult:
-        if timeout_s <= 0 or result_kib < 0:
-            raise UsageError(f"timeout_s must be positive and result_kib not negative: {timeout_s}, {result_kib}")
+        if not 0 < timeout_s <= MAX_TIMEOUT_S:  # NaN as well
+            raise UsageError(f"timeout_s must be above 0 and at most {MAX_TIMEOUT_S:,.0f} (one day); got {timeout_s}")
+        if result_kib < 0:
+            raise UsageError(f"result_kib must not be negative; got {result_kib}")
         self._check_open()
         if self._broken:
             return _killed("cell", timed_out=False, wall_s=0.0)
@@ -80,6 +87,8 @@ class Cell:
             reply, blobs = await self._connection.request(
                 header, (source, stdin), timeout_s=timeout_s + GRACE_S, max_reply_bytes=most
             )
+            if "error" in reply:  # the command could not be started or watched; nothing is known of what it did
+                raise SandboxDied(f"the cell could not serve the command: {reply['text']}")
         except (SandboxDied, TimeoutError) as error:
             timed_out = isinstance(error, TimeoutError)
             await self._attribute(error)

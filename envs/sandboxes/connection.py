@@ -18,6 +18,10 @@ from palaestra.envs.sandboxes.supervisor.frames import (
 
 Reply = tuple[Header, list[bytes]]
 
+_BREATH_S = 1.0
+"""How long a request waits on past its timeout: when our event loop stood still, the timeout is over before the reply,
+which is there, was read."""
+
 
 class Connection(asyncio.Protocol):
     """Requests are answered in order, one at a time. The end of the connection fails the one that is waiting."""
@@ -50,11 +54,15 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None:
             raise RuntimeError("a sandbox serves one request at a time")
         self._max_reply_bytes = max_reply_bytes
-        self._waiter = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiter = waiter
         try:
             self._transport.write(encode(header, blobs))
-            async with asyncio.timeout(timeout_s):
-                return await self._waiter
+            for patience_s in (timeout_s, _BREATH_S):
+                # Not asyncio.timeout: it cancels us even when the reply came in the same pass of the loop.
+                if (await asyncio.wait([waiter], timeout=patience_s))[0]:
+                    return waiter.result()
+            raise TimeoutError(f"the supervisor did not answer within {timeout_s:.1f} s")
         except BaseException:
             self.close()
             raise

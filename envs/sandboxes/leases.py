@@ -90,16 +90,24 @@ def abandoned(kind: str) -> Iterator[str]:
             os.close(descriptor)
 
 
-def held(name: str) -> bool:
-    """Whether the owner of that lease still lives."""
+def is_abandoned(file: Path) -> bool:
+    """Whether the owner of the lease with that file is known to be gone.
+
+    False wherever it cannot be known: the file's folder is another runtime folder that is not visible from here, or
+    the file cannot be opened.
+    """
+    if not file.is_absolute() or not file.name.endswith(_SUFFIX) or not os.path.isdir(file.parent):
+        return False
     try:
-        descriptor = os.open(base_folder() / (Path(name).name + _SUFFIX), os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
+        return True
+    except OSError:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
+        return False
     finally:
         os.close(descriptor)
-    return False
+    return True

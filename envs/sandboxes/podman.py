@@ -20,12 +20,14 @@ from palaestra.envs.sandboxes.bundle import supervisor_zip
 from palaestra.envs.sandboxes.connection import Connection
 from palaestra.envs.sandboxes.host import answers, connect_lifeline
 from palaestra.envs.sandboxes.image import HostImage, host_image
-from palaestra.envs.sandboxes.leases import Lease, abandoned, held
+from palaestra.envs.sandboxes.leases import Lease, abandoned, is_abandoned
 from palaestra.envs.sandboxes.podman_service import PodmanService
 from palaestra.envs.sandboxes.supervisor.main import SOCKET_NAME
 
 CONTROL = "/run/palaestra"
 LABEL = "palaestra.lease"
+"""A container's label: the absolute path of its owner's lease file. Podman lists the containers of all processes of a
+user, whose runtime folders may differ."""
 FIRST_CELL_ID = 10_000
 """Cells get the container's ids from here on, each its own."""
 _KIND = "podman"
@@ -79,7 +81,7 @@ class PodmanBackend:
             ]
         )
         for name, lease in labelled:
-            if not held(lease):
+            if is_abandoned(Path(lease)):
                 await self.service.call(functools.partial(_remove, name=name))
         for _ in abandoned(_KIND):
             pass
@@ -106,7 +108,7 @@ class PodmanHost:
         folder = self._lease.folder
         (folder / "control").mkdir(mode=0o700)
         (folder / "supervisor.zip").write_bytes(supervisor_zip())
-        wanted = _options(self.name, self._lease.name, folder)
+        wanted = _options(self.name, self._lease.file, folder)
         command = [image.interpreter, "-I", "-S", f"{CONTROL}.zip", CONTROL, str(FIRST_CELL_ID), *preload]
         made = await self._service.call(lambda client: _create(client, image.tag, command, wanted))
         if problems := differences(wanted, made):
@@ -153,10 +155,10 @@ async def supervisor_status(socket: Path) -> dict[str, str]:
     return status
 
 
-def _options(name: str, lease: str, folder: Path) -> dict[str, Any]:
+def _options(name: str, lease: Path, folder: Path) -> dict[str, Any]:
     return {
         "name": name,
-        "labels": {LABEL: lease},
+        "labels": {LABEL: str(lease)},
         "cap_drop": ["ALL"],
         "cap_add": list(_CAPABILITIES),
         "no_new_privileges": True,

@@ -54,25 +54,23 @@ class Pool:
         self._refill()
 
     async def acquire(self) -> Cell:
-        if self._closed:
-            raise SandboxUnavailable("the pool is closed")
+        self._check_open()
         slot, connection = self._take_warm() or await self._make()
+        if self._closed:
+            self._give_back(slot, connection)
+            self._check_open()
         self._refill()
         return _PooledCell(self, slot, connection)
 
     async def close(self) -> None:
+        """As ``SandboxPool`` says; an ``acquire`` under way ends with ``SandboxUnavailable``."""
         self._closed = True
         async with contextlib.AsyncExitStack() as stages:
             stages.push_async_callback(self.backend.close)
-            for slot in self._slots:
-                stages.push_async_callback(slot.host.close)
-            for _, connection in self._warm:
-                stages.callback(connection.close)
+            stages.push_async_callback(self._close_hosts)
             for task in (self._starting, self._refilling):
                 if task is not None and not task.done():
                     stages.push_async_callback(_cancel, task)
-        self._slots.clear()
-        self._warm.clear()
 
     async def __aenter__(self) -> Self:
         return self
@@ -96,6 +94,20 @@ class Pool:
         """Wait until the warm cells that were asked for are there, or cannot be made."""
         if self._refilling is not None:
             await asyncio.wait([self._refilling])
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxUnavailable("the pool is closed")
+
+    async def _close_hosts(self) -> None:
+        """Every host that there is now; only after no task is left that could add one."""
+        slots, self._slots = self._slots, []
+        async with contextlib.AsyncExitStack() as stages:
+            for slot in slots:
+                slot.retired = True
+                stages.push_async_callback(slot.host.close)
+            while self._warm:
+                stages.callback(self._warm.pop()[1].close)
 
     def _take_warm(self) -> tuple[_Slot, Connection] | None:
         while self._warm:
@@ -126,6 +138,7 @@ class Pool:
 
     async def _reserve(self) -> _Slot:
         while True:
+            self._check_open()
             free = [slot for slot in self._slots if slot.cells < self._cells_per_host]
             if free:
                 slot = min(free, key=lambda slot: slot.cells)
@@ -135,17 +148,26 @@ class Pool:
 
     async def _start_host(self) -> None:
         """Start one host; everyone who needs one meanwhile waits for the same, and a cancelled waiter stops nobody."""
+        self._check_open()
         if self._starting is None or self._starting.done():
             self._starting = asyncio.create_task(self._start_one())
-        await asyncio.shield(self._starting)
+        starting = self._starting
+        await asyncio.wait([starting])
+        if starting.cancelled():  # by ``close``, and not the caller itself
+            raise SandboxUnavailable("the pool was closed while a host was being started")
+        starting.result()
 
     async def _start_one(self) -> None:
-        self._slots.append(_Slot(await self.backend.start_host()))
+        host = await self.backend.start_host()
+        if self._closed:
+            await host.close()
+            raise SandboxUnavailable("the pool was closed while a host was being started")
+        self._slots.append(_Slot(host))
 
     async def _retire(self, slot: _Slot) -> None:
         if not slot.retired:
             slot.retired = True
-            self._slots.remove(slot)
+            self._slots = [other for other in self._slots if other is not slot]
             await slot.host.close()
 
     def _give_back(self, slot: _Slot, connection: Connection) -> None:

@@ -133,6 +133,13 @@ class Snapshot:
 class Sandbox(Protocol):
     """One cell. Every method may raise ``SandboxDied``; none is safe to call twice at once on one cell."""
 
+    @property
+    def broken(self) -> bool:
+        """The cell no longer answers: its connection was lost, or a request broke it. ``renew`` makes it whole.
+
+        Until then ``run`` answers ``killed_by="cell"`` and the files of the cell are gone.
+        """
+
     async def run(
         self,
         command: Command,
@@ -144,8 +151,9 @@ class Sandbox(Protocol):
     ) -> ExecResult:
         """Run one command to its end, then kill whatever it left behind.
 
-        ``result_kib`` > 0 opens file descriptor 3 for writing and returns up to that much of what it carried. The
-        host keeps a deadline of its own behind the supervisor's.
+        ``timeout_s`` is at most a day (86,400), else ``UsageError``. ``result_kib`` > 0 opens file descriptor 3 for
+        writing and returns up to that much of what it carried. The host keeps a deadline of its own behind the
+        supervisor's.
         """
 
     async def write(self, files: Mapping[str, bytes]) -> None:

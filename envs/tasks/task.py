@@ -12,6 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+MAX_STEP_S = 86_400
+"""The longest deadline of one execution: a day. Far longer ones are more than timers of the system can hold."""
+MAX_ID_CHARS = 200
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -20,7 +24,7 @@ class _Frozen(BaseModel):
 class Limits(_Frozen):
     """What one episode of the task may use. None means: what the environment says."""
 
-    step_s: float = Field(default=10.0, gt=0)
+    step_s: float = Field(default=10.0, gt=0, le=MAX_STEP_S, allow_inf_nan=False)
     """Deadline of one execution, whatever it runs."""
     memory_mib: int = Field(default=512, ge=64)
     pids: int = Field(default=64, ge=1)
@@ -107,7 +111,7 @@ GraderSpec = Annotated[FunctionGrader | StdioGrader | ScriptGrader, Field(discri
 class Task(_Frozen):
     """One task. ``files`` and ``reference`` map paths relative to ``/workspace`` to text."""
 
-    id: str = Field(min_length=1, max_length=200)
+    id: str = Field(min_length=1, max_length=MAX_ID_CHARS)
     family: Literal["code"] = "code"
     kind: str = Field(min_length=1, max_length=60)
     """What sort of task it is (``repair``, ``parse``, ...): for filtering, weighting and reports."""
@@ -131,8 +135,8 @@ class Task(_Frozen):
     def _paths(self) -> Task:
         for path in (*self.files, *self.reference, self.solution_path):
             parts = path.split("/")
-            if not path or path.startswith("/") or ".." in parts or "" in parts or "\0" in path:
-                raise ValueError(f"path {path!r} must be relative to /workspace and must not contain '..'")
+            if "\0" in path or any(part in ("", ".", "..") for part in parts):
+                raise ValueError(f"path {path!r} must be relative to /workspace, without '..', '.' or empty parts")
         if self.solution_path not in self.reference:
             raise ValueError(f"reference has no {self.solution_path!r}, the file that is graded")
         return self

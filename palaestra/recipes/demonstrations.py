@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from palaestra.envs.async_env import AsyncAgentEnv
-from palaestra.envs.errors import InfrastructureError
+from palaestra.envs.errors import InfrastructureError, UsageError
 from palaestra.learners.rows import TokenRow
 from palaestra.rollout.chat import ChatFormat
 from palaestra.rollout.engines.protocol import Generation
@@ -50,6 +50,8 @@ async def collect_demonstrations(
         InfrastructureError: an episode ended in an infrastructure failure; there is nothing to learn from a broken
             demonstration, so the first one ends the collection.
     """
+    if concurrency < 1:
+        raise UsageError(f"concurrency is {concurrency}; give at least 1")
     results: list[Demonstration | None] = [None] * len(task_ids)
     queue = iter(range(len(task_ids)))
 
@@ -63,9 +65,12 @@ async def collect_demonstrations(
         finally:
             await env.close()
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, len(task_ids))):
-            group.create_task(worker())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(concurrency, len(task_ids))):
+                group.create_task(worker())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
     return [done for done in results if done is not None]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from palaestra.envs.errors import InfrastructureError
 from palaestra.envs.tasks.task_set import TaskEntry
 from palaestra.rollout.episode import EpisodeResult
 from palaestra.rollout.scheduler import Group, Scheduler
@@ -30,10 +32,12 @@ class Evaluation:
         return self.passed_by_turn(None)
 
     def passed_by_turn(self, turn: int | None) -> float:
-        """Share of graded episodes that passed no later than ``turn`` (None: at all)."""
+        """Share of graded episodes that passed no later than ``turn`` (None: at all); NaN where none was graded."""
         graded = self.graded
+        if not graded:
+            return math.nan
         turns = [result.pass_turn for result in graded]
-        return sum(t is not None and (turn is None or t <= turn) for t in turns) / max(len(graded), 1)
+        return sum(t is not None and (turn is None or t <= turn) for t in turns) / len(graded)
 
     @property
     def pass_rate_by_kind(self) -> dict[str, float]:
@@ -62,11 +66,19 @@ async def evaluate(
     seed: int,
     on_group: Callable[[Group], None] = lambda group: None,
 ) -> Evaluation:
-    """One episode on each task. Temperature 0 is greedy; the same seed and weights give the same episodes."""
+    """One episode on each task. Temperature 0 is greedy; the same seed and weights give the same episodes.
+
+    Raises ``InfrastructureError`` where no episode was graded: that is no pass rate of 0.
+    """
     fixed = replace(scheduler, options=replace(scheduler.options, temperature=temperature))
     results: dict[int, EpisodeResult] = {}
     async with fixed.run_groups(tasks, group_size=1, groups=len(tasks), seed=seed) as groups:
         async for group in groups:
             results[group.index] = group.results[0]
             on_group(group)
-    return Evaluation(tuple(results[index] for index in sorted(results)))
+    evaluation = Evaluation(tuple(results[index] for index in sorted(results)))
+    if evaluation.results and not evaluation.graded:
+        raise InfrastructureError(
+            f"no episode of the evaluation was graded; the first: {evaluation.results[0].failure}"
+        )
+    return evaluation

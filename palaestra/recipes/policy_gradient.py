@@ -30,7 +30,6 @@ ADVANTAGES = {"rloo": advantages.rloo, "grpo": advantages.grpo, "dr_grpo": advan
 class PolicyGradientConfig:
     """One update takes ``groups_per_update`` groups of ``group_size`` episodes."""
 
-    updates: int
     groups_per_update: int = 24
     group_size: int = 8
     advantage: Literal["rloo", "grpo", "dr_grpo"] = "rloo"
@@ -39,6 +38,13 @@ class PolicyGradientConfig:
     max_k3: float | None = 1e-6
     """Largest mean k3 between the engine's log-probs and the learner's at the same weights; above it the run stops,
     because what is trained is then not what was sampled. None for engines whose arithmetic differs."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("groups_per_update", 1), ("group_size", 2), ("max_extra_groups", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"PolicyGradientConfig.{name} is {getattr(self, name)}; give at least {least}")
+        if self.advantage not in ADVANTAGES:
+            raise UsageError(f"unknown advantage {self.advantage!r}; choose one of {', '.join(ADVANTAGES)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,12 @@ class PolicyGradient:
         *,
         seed: int,
     ) -> None:
+        sampled, trained = scheduler.options.temperature, learner.config.temperature
+        if sampled != trained or sampled <= 0:
+            raise UsageError(
+                f"episodes are sampled at temperature {sampled} and the learner computes log-probs at {trained}; give "
+                "both the same temperature above 0"
+            )
         self.learner, self.scheduler, self.config = learner, scheduler, config
         self._tasks, self._sampler, self._probe, self._seed = tasks, sampler, probe, seed
         self.updates_done = 0
@@ -110,7 +122,7 @@ class PolicyGradient:
                 f"{self.learner.version}; this loop is on-policy"
             )
         metrics = self.learner.update(rows)
-        if self.config.max_k3 is not None and metrics["k3"] > self.config.max_k3:
+        if self.config.max_k3 is not None and not metrics["k3"] <= self.config.max_k3:
             raise EngineError(
                 f"engine and learner disagree on the sampled tokens: mean k3 is {metrics['k3']:.3g}, at most "
                 f"{self.config.max_k3:g} is allowed; check that both run the same weights, dtype and temperature"

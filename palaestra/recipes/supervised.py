@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from palaestra.learners.learner import Learner, Metrics
 from palaestra.learners.rows import TokenRow
 
 
-def train_supervised(
+async def train_supervised(
     learner: Learner,
     rows: Sequence[TokenRow],
     *,
@@ -31,6 +32,7 @@ def train_supervised(
     endless = batches(rows, tokens_per_step, np.random.default_rng(seed))
     for step in range(1, steps + 1):
         on_step(step, learner.supervised_update(next(endless)))
+        await asyncio.sleep(0)  # an interrupt is taken between two steps
 
 
 def batches(rows: Sequence[TokenRow], tokens: int, rng: np.random.Generator) -> Iterator[list[TokenRow]]:

@@ -146,6 +146,10 @@ class JaxEngine:
             raise UsageError(f"max_new_tokens is {sampling.max_new_tokens}; give at least 1")
         if not 0 <= sampling.temperature < float("inf"):
             raise UsageError(f"temperature is {sampling.temperature}; give 0 (greedy) or a positive number")
+        if bad := [i for i in sampling.stop_ids if not 0 <= i < vocabulary]:
+            raise UsageError(
+                f"stop id {bad[0]} is outside the vocabulary 0..{vocabulary - 1}; it could never be sampled"
+            )
         if len(sampling.stop_ids) > self._shapes.max_stop_ids:
             raise UsageError(
                 f"{len(sampling.stop_ids)} stop ids were given and the engine compares {self._shapes.max_stop_ids}; "

@@ -110,6 +110,23 @@ async def test_the_turn_limit_truncates_and_grades_as_it_stands(
     await env.close()
 
 
+@pytest.mark.parametrize(("option", "expected"), [(None, 5.0), (90.0, 90.0)])
+async def test_the_pool_is_asked_for_by_the_deadline_that_applies(
+    pool: SandboxPool, make_function_task: MakeTask, option: float | None, expected: float
+) -> None:
+    asked: list[Limits] = []
+
+    async def source(limits: Limits) -> SandboxPool:
+        asked.append(limits)
+        return pool
+
+    env = AsyncAgentEnv(TaskSet.of([make_function_task()]), sandboxes=source, step_s=option)
+    await env.reset()
+
+    assert asked == [Limits(step_s=expected)]
+    await env.close()
+
+
 async def test_a_tasks_own_turn_limit_goes_first(pool: SandboxPool, make_function_task: MakeTask) -> None:
     env = one(make_function_task(limits=Limits(turns=1)), pool, max_turns=9)
     await env.reset()
@@ -362,6 +379,9 @@ async def test_rendering_shows_the_episode_so_far(pool: SandboxPool, make_functi
         ({"max_turns": True}, "at least 1"),
         ({"turn_penalty": 2.0}, r"in \[0, 1\]"),
         ({"step_s": 0.0}, "more than 0 seconds"),
+        ({"step_s": float("nan")}, "more than 0 seconds"),
+        ({"step_s": float("inf")}, "at most 86400"),
+        ({"step_s": 86_401}, "at most 86400"),
     ],
 )
 async def test_an_option_that_cannot_be_is_a_usage_error(

@@ -37,6 +37,12 @@ def end_hosts(pool: Any) -> None:
         os.kill(host.pid, signal.SIGKILL)
 
 
+def lose_cell(env: AsyncAgentEnv) -> None:
+    """As when the kernel ends a cell to free memory, while no command runs in it."""
+    cell: Any = env._cell
+    cell.sandbox._connection.close()
+
+
 async def host_dies_between_turns(env: AsyncAgentEnv, pool: Any) -> StepResult:
     end_hosts(pool)
     return await env.step("```bash\necho between\n```")
@@ -143,14 +149,140 @@ async def test_the_same_actions_taking_a_host_down_again_are_the_agents_doing(
     await env.close()
 
 
+async def test_one_death_of_a_host_is_one_however_many_episodes_it_takes_along(
+    own_pool: Any, make_function_task: MakeTask
+) -> None:
+    task = make_function_task(id="a group on one host")
+    envs = [AsyncAgentEnv(TaskSet.of([task]), sandboxes=own_pool) for _ in range(4)]
+    for env in envs:
+        await env.reset()
+    assert len(own_pool.hosts) == 1
+
+    steps = [asyncio.create_task(env.step("```bash\nsleep 20 # the same\n```")) for env in envs]
+    await asyncio.sleep(0.3)
+    end_hosts(own_pool)
+    outcomes = await asyncio.gather(*steps)
+
+    assert all(math.isnan(outcome[1]) for outcome in outcomes)
+    assert [outcome[4]["failure"] for outcome in outcomes] == ["SandboxDied"] * 4
+    assert [outcome[4]["verdict"] for outcome in outcomes] == [None] * 4
+    for env in envs:
+        await env.close()
+
+
 async def test_only_the_same_task_and_the_same_actions_count_as_the_same() -> None:
     attempts = FatalAttempts()
 
-    assert not attempts.is_agents_doing("t", ["a", "b"])
-    assert not attempts.is_agents_doing("t", ["ab"])
-    assert not attempts.is_agents_doing("u", ["a", "b"])
-    assert not attempts.is_agents_doing("t", ["a"])
-    assert attempts.is_agents_doing("t", ["a", "b"])
+    def doing_again(task_id: str, actions: list[str]) -> bool:
+        return attempts.is_agents_doing(task_id, actions, since=attempts.now())
+
+    assert not doing_again("t", ["a", "b"])
+    assert not doing_again("t", ["ab"])
+    assert not doing_again("u", ["a", "b"])
+    assert not doing_again("t", ["a"])
+    assert doing_again("t", ["a", "b"])
+
+
+async def test_only_a_death_before_the_episode_began_makes_the_next_one_the_agents_doing() -> None:
+    attempts = FatalAttempts()
+    group = attempts.now()
+
+    assert not any(attempts.is_agents_doing("t", ["a"], since=group) for _ in range(3))
+    later = attempts.now()
+    assert attempts.is_agents_doing("t", ["a"], since=later)
+
+
+@pytest.mark.parametrize("action_format", ["blocks", "program"])
+async def test_a_cell_that_is_lost_between_turns_costs_a_right_solution_nothing(
+    own_pool: Any, make_function_task: MakeTask, action_format: str
+) -> None:
+    env = AsyncAgentEnv(TaskSet.of([make_function_task()]), sandboxes=own_pool, action_format=action_format)
+    await env.reset()
+    lose_cell(env)
+
+    right = "def add(a, b): return a + b"
+    action = right if action_format == "program" else f"```python path=solution.py\n{right}\n```\n<submit/>"
+    assert (await env.step(action))[1] == 1.0
+    await env.close()
+
+
+@pytest.mark.parametrize("ending", ["<submit/>", None])
+async def test_what_was_written_before_a_cell_was_lost_is_what_is_graded(
+    own_pool: Any, make_function_task: MakeTask, ending: str | None
+) -> None:
+    env = AsyncAgentEnv(TaskSet.of([make_function_task()]), sandboxes=own_pool)
+    await env.reset()
+    await env.step(SUBMIT_RIGHT.removesuffix("<submit/>"))
+    lose_cell(env)
+
+    assert (await (env.conclude() if ending is None else env.step(ending)))[1] == 1.0
+    await env.close()
+
+
+async def test_a_file_whose_writing_finds_the_cell_lost_is_written_into_the_next(
+    own_pool: Any, make_function_task: MakeTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = AsyncAgentEnv(TaskSet.of([make_function_task()]), sandboxes=own_pool)
+    await env.reset()
+    cell: Any = env._cell
+    write, losses = cell.write, iter([lose_cell])
+
+    async def write_after_a_loss(path: str, data: bytes) -> None:
+        for lose in losses:
+            lose(env)
+        await write(path, data)
+
+    monkeypatch.setattr(cell, "write", write_after_a_loss)
+
+    assert (await env.step(SUBMIT_RIGHT))[1] == 1.0
+    await env.close()
+
+
+async def test_a_turn_after_a_lost_cell_says_so_and_finds_the_files(
+    own_pool: Any, make_function_task: MakeTask
+) -> None:
+    env = AsyncAgentEnv(TaskSet.of([make_function_task()]), sandboxes=own_pool)
+    await env.reset()
+    await env.step("```text path=note\nkept\n```")
+    lose_cell(env)
+
+    observation, *_ = await env.step("```bash\ncat note\n```")
+
+    assert observation == "[the sandbox was replaced; what programs had written is gone]\n\n$ cat note\nkept"
+    await env.close()
+
+
+async def test_a_file_in_place_of_a_folder_or_the_reverse_survives_a_new_cell(
+    own_pool: Any, make_function_task: MakeTask
+) -> None:
+    env = AsyncAgentEnv(TaskSet.of([make_function_task()]), sandboxes=own_pool, max_turns=9)
+    await env.reset()
+    await env.step("```text path=a\nfile\n```\n```text path=d/e\nfile\n```")
+    await env.step("```bash\nrm -r a d\n```\n```text path=a/b\ninner\n```\n```text path=d\nouter\n```")
+    lose_cell(env)
+
+    observation, *_ = await env.step("```bash\ncat a/b d\n```")
+
+    assert "inner\nouter" in observation
+    assert "no room" not in observation
+    await env.close()
+
+
+async def test_files_that_a_new_cell_has_no_room_for_are_named_and_the_newest_kept(
+    own_pool: Any, make_function_task: MakeTask
+) -> None:
+    env = AsyncAgentEnv(TaskSet.of([make_function_task()]), sandboxes=own_pool, max_action_chars=60_000_000)
+    await env.reset()
+    for name in ("old", "new"):
+        await env.step(f"```bash\nrm -f old\n```\n```text path={name}\n{'x' * 40_000_000}\n```")
+    lose_cell(env)
+
+    observation, *_ = await env.step("```bash\nls\n```")
+
+    assert "[no room for these files any more: old]" in observation
+    assert "$ ls\nnew\nsolution.py" in observation
+    assert (await env.step(SUBMIT_RIGHT))[1] == 1.0
+    await env.close()
 
 
 async def test_a_pool_that_cannot_give_cells_raises_at_reset(make_function_task: MakeTask) -> None:

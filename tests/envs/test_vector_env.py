@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -315,6 +316,7 @@ async def _lose(cell: Any) -> None:
         return False
 
     class Dead:
+        socket = Path("/nowhere/socket")
         healthy = staticmethod(unhealthy)
 
     cell.sandbox.host = Dead()

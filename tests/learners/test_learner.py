@@ -290,10 +290,37 @@ def test_a_gradient_that_is_not_finite_is_an_error_and_not_a_step(
     learner = Learner(tiny_model, tiny_learner_config)
     before = learner.fingerprint()
     huge = [dataclasses.replace(row, advantage=3e38) for row in rows]
-    with pytest.raises(FloatingPointError, match="gradient of optimizer step 0 is not finite"):
+    with pytest.raises(FloatingPointError, match=r"gradient norm .* of optimizer step 0 is not finite"):
         learner.update(huge)
     assert (learner.fingerprint(), learner.step, learner.version) == (before, 0, 0)
     assert learner.update(rows)["optimizer_steps"] == 1
+
+
+def test_after_a_broken_minibatch_the_version_says_that_earlier_ones_changed_the_weights(
+    tiny_model: Decoder, rows: list[TokenRow], tiny_learner_config: LearnerConfig
+) -> None:
+    learner = Learner(tiny_model, dataclasses.replace(tiny_learner_config, minibatches=2))
+    before = learner.fingerprint()
+    with pytest.raises(FloatingPointError, match="optimizer step 1"):
+        learner.update([row if i % 2 == 0 else dataclasses.replace(row, advantage=3e38) for i, row in enumerate(rows)])
+    assert learner.fingerprint() != before
+    assert (learner.step, learner.version) == (1, 1)
+
+
+@pytest.mark.parametrize("method", ["update", "supervised_update", "logprobs"])
+@pytest.mark.parametrize("bad", [-1, 23])
+def test_a_token_id_outside_the_vocabulary_is_refused_with_its_row(
+    tiny_model: Decoder, rows: list[TokenRow], tiny_learner_config: LearnerConfig, method: str, bad: int
+) -> None:
+    learner = Learner(tiny_model, tiny_learner_config)
+    assert tiny_model.config.vocab_size == 23
+    before = learner.fingerprint()
+    for position in (0, 2):  # a given token, and a sampled one
+        ids = rows[1].ids.copy()
+        ids[position] = bad
+        with pytest.raises(ValueError, match=rf"row 1 has token id {bad}, outside .* 0\.\.22"):
+            getattr(learner, method)([rows[0], dataclasses.replace(rows[1], ids=ids)])
+    assert learner.fingerprint() == before
 
 
 def test_the_gradient_is_clipped_to_its_global_norm(

@@ -106,7 +106,7 @@ async def _open_loop(
         SchedulerLimits(max_episodes=32),
     )
     probe = WeightProbe(learner.model(), tuple(CHAT.opening("a")))
-    settings = PolicyGradientConfig(**{"updates": 4, "groups_per_update": 4, "group_size": 8, **config})
+    settings = PolicyGradientConfig(**{"groups_per_update": 4, "group_size": 8, **config})
     try:
         sampler = KindSampler(tasks, seed=seed)
         yield PolicyGradient(learner, scheduler, tasks, sampler, probe, settings, seed=seed)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from palaestra.envs.errors import InfrastructureError
 from palaestra.recipes.evaluation import Evaluation, evaluate
 from palaestra.rollout.episode import EpisodeResult, EpisodeSpec, TurnRecord
 from palaestra.rollout.trajectory import Trajectory
@@ -35,9 +37,14 @@ def test_rates_by_turn_and_by_kind_leave_failures_out() -> None:
     }
 
 
-def test_an_evaluation_without_anything_graded_is_a_rate_of_zero_with_all_failures_counted() -> None:
-    evaluation = Evaluation((result("op", None, failed=True),))
-    assert (evaluation.pass_rate, evaluation.failures) == (0.0, 1)
+async def test_an_evaluation_without_anything_graded_is_an_error_and_no_rate_of_zero(
+    open_loop: Callable[..., Any],
+) -> None:
+    async with open_loop(fails=lambda letter: True) as loop:
+        tasks = [loop._tasks.entry(task_id) for task_id in loop._tasks.ids]
+        with pytest.raises(InfrastructureError, match=r"no episode of the evaluation was graded.*Died"):
+            await evaluate(loop.scheduler, tasks, temperature=1.0, seed=0)
+    assert math.isnan(Evaluation((result("op", None, failed=True),)).pass_rate)
 
 
 async def test_evaluating_twice_with_one_seed_gives_the_same_episodes_in_the_order_of_the_tasks(

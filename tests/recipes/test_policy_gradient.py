@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from palaestra.envs.errors import EngineError, InfrastructureError, UsageError
 from palaestra.learners.checkpoints import Checkpoints
-from palaestra.recipes.policy_gradient import PolicyGradient, group_rows
+from palaestra.recipes.policy_gradient import PolicyGradient, PolicyGradientConfig, group_rows
 from palaestra.rollout.episode import EpisodeResult, EpisodeSpec
 from palaestra.rollout.scheduler import Group
 from palaestra.rollout.trajectory import Trajectory
@@ -86,6 +87,38 @@ async def test_an_engine_whose_log_probs_differ_from_the_learners_stops_the_run(
         await loop.scheduler.engine.update_weights(other.learner.params(), loop.learner.version)
         with pytest.raises(EngineError, match="mean k3"):
             await loop.update()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"group_size": 1}, "group_size is 1; give at least 2"),
+        ({"groups_per_update": 0}, "groups_per_update is 0"),
+        ({"max_extra_groups": -1}, "max_extra_groups is -1"),
+        ({"advantage": "rlo"}, "unknown advantage 'rlo'; choose one of rloo"),
+    ],
+)
+def test_a_loop_that_could_never_learn_is_refused(wrong: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        PolicyGradientConfig(**wrong)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+async def test_sampling_at_another_temperature_than_the_learners_is_refused(
+    open_loop: OpenLoop, temperature: float
+) -> None:
+    async with open_loop() as loop:
+        options = replace(loop.scheduler.options, temperature=temperature)
+        with pytest.raises(UsageError, match="temperature"):
+            PolicyGradient(
+                loop.learner,
+                replace(loop.scheduler, options=options),
+                loop._tasks,
+                loop._sampler,
+                loop._probe,
+                loop.config,
+                seed=0,
+            )
 
 
 async def test_groups_without_variance_are_dropped_and_others_drawn_in_their_place(open_loop: OpenLoop) -> None:

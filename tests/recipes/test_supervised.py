@@ -52,11 +52,11 @@ def test_a_batch_stays_within_its_slots_unless_one_row_alone_is_longer() -> None
         assert sum(len(r.ids) for r in batch) <= 30
 
 
-def test_the_loss_falls_on_a_sequence_that_can_be_learned() -> None:
+async def test_the_loss_falls_on_a_sequence_that_can_be_learned() -> None:
     losses: list[float] = []
     learner = tiny_learner(PackingShape(row_tokens=16, rows_per_chunk=4))
     rows = [row(i, 8) for i in range(16)]
-    train_supervised(
+    await train_supervised(
         learner,
         rows,
         steps=60,
@@ -68,8 +68,8 @@ def test_the_loss_falls_on_a_sequence_that_can_be_learned() -> None:
     assert losses[-1] < 0.2 < losses[0]
 
 
-def test_nothing_to_train_on_is_an_error() -> None:
+async def test_nothing_to_train_on_is_an_error() -> None:
     with pytest.raises(UsageError, match="nothing to train on"):
-        train_supervised(
+        await train_supervised(
             tiny_learner(PackingShape(row_tokens=16, rows_per_chunk=4)), [], steps=1, tokens_per_step=60, seed=0
         )

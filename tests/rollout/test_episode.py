@@ -135,6 +135,26 @@ async def test_an_action_that_fills_the_context_is_not_run_and_what_is_there_is_
     assert script.actions == []
 
 
+@pytest.mark.parametrize("truncated_action", ["zero", "run"])
+async def test_an_engine_with_less_room_than_the_episode_ends_the_context_and_not_the_action(
+    script: Any, make_engine: Any, chat: ChatFormat, truncated_action: Any
+) -> None:
+    engine = make_engine(lambda prompt, sampling: list(b"ab"))  # cut after two tokens, whatever was asked for
+    script.reward = lambda task_id: 0.25
+    result = await run(script, engine, chat, replace(OPTIONS, truncated_action=truncated_action))
+    assert (result.ending, result.reward) == ("context", 0.25)
+    assert script.actions == []
+
+
+async def test_a_prompt_that_fills_the_context_is_the_callers_error(
+    script: Any, scripted_engine: Any, chat: ChatFormat
+) -> None:
+    with pytest.raises(UsageError, match="has 6 tokens and max_context_tokens is 6"):
+        await run(script, scripted_engine, chat, replace(OPTIONS, max_context_tokens=6))
+    assert scripted_engine.prompts == []
+    assert (script.opened, script.closed) == (1, 1)
+
+
 async def test_an_observation_that_leaves_no_room_ends_the_episode_and_what_is_there_is_graded(
     script: Any, scripted_engine: Any, chat: ChatFormat
 ) -> None:

@@ -15,15 +15,25 @@ RESULT_FD = 3
 """Where a driver writes what it found; never stdout, which belongs to the program."""
 
 
+_STANDARD_LIBRARY_ONLY = """\
+import sys
+sys.path[:] = [path for path in sys.path if path.startswith("/") and not f"{path}/".startswith("/workspace/")]
+"""
+"""Before a driver imports anything: a file of the agent's by the name of one of its modules would run in its place."""
+
+
 @functools.cache
 def source(*modules: str) -> str:
-    """One program out of modules of this folder, e.g. ``source("encode", "function_cases")``."""
+    """One program out of modules of this folder, e.g. ``source("encode", "function_cases")``.
+
+    It begins by taking the agent's folders off ``sys.path``; a driver puts back what the agent's code needs.
+    """
     folder = resources.files("palaestra.envs.grading.drivers")
     trees = [_Strip().visit(ast.parse(folder.joinpath(f"{name}.py").read_text(encoding="utf-8"))) for name in modules]
     defined = [node.name for tree in trees for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     if len(set(defined)) != len(defined):
         raise ValueError(f"the modules {modules} define a name twice; joined, one would hide the other: {defined}")
-    return "\n".join(map(ast.unparse, trees))
+    return "\n".join([_STANDARD_LIBRARY_ONLY, *map(ast.unparse, trees)])
 
 
 class _Strip(ast.NodeTransformer):

@@ -7,6 +7,9 @@ from typing import Any
 
 from palaestra.envs.grading.drivers.encode import MAX_DEPTH
 
+MAX_COLLIDING = 64
+"""Members of one set, or keys of one dict, that may have the same hash."""
+
 
 class MalformedValue(Exception):
     """The text is not what ``encode`` writes; whoever wrote it is broken or lying."""
@@ -50,8 +53,11 @@ def _decode(node: Any, depth: int) -> Any:
 
 
 def _spread(members: list[Any]) -> list[Any]:
-    """Refuse members made to collide in a hash table, which would take quadratic time to build."""
-    if 2 * len(set(map(hash, members))) < len(members):
+    """Refuse members made to collide in a hash table, which would take quadratic time to build, and to compare."""
+    counts: dict[int, int] = {}
+    for value in map(hash, members):
+        counts[value] = counts.get(value, 0) + 1
+    if max(counts.values(), default=0) > MAX_COLLIDING:
         raise MalformedValue("members of a set or keys of a dict collide")
     return members
 

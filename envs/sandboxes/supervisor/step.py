@@ -73,6 +73,17 @@ class Step:
         self.stdin_fd = -1
 
     def run(self) -> tuple[Header, list[bytes]]:
+        """The reply. Whatever it raises (``OwnerGone``, OSError), no process of the command is left."""
+        try:
+            return self._run()
+        except BaseException:
+            kill_everything()
+            raise
+        finally:
+            for descriptor in (*self.streams, *([self.stdin_fd] if self.stdin_fd >= 0 else [])):
+                os.close(descriptor)
+
+    def _run(self) -> tuple[Header, list[bytes]]:
         started = time.monotonic()
         stdout, stderr = (Capture(self.limits["output_bytes"]) for _ in range(2))
         result = Prefix(self.request["result_bytes"])
@@ -87,8 +98,6 @@ class Step:
             self._drain()
         finally:
             os.close(process)
-            for descriptor in (*self.streams, *([self.stdin_fd] if self.stdin_fd >= 0 else [])):
-                os.close(descriptor)
         out, out_dropped = stdout.finish()
         err, err_dropped = stderr.finish()
         signalled = os.WIFSIGNALED(status)
@@ -161,7 +170,10 @@ class Step:
                     if self.stdin_fd < 0:
                         poll.unregister(descriptor)
                     continue
-                data = os.read(descriptor, _PIPE_CHUNK)
+                try:
+                    data = os.read(descriptor, _PIPE_CHUNK)
+                except BlockingIOError:  # the program opened its own pipe and was faster
+                    continue
                 if not data:
                     poll.unregister(descriptor)
                 self.streams[descriptor].add(data)

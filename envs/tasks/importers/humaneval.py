@@ -14,12 +14,12 @@ from pydantic import BaseModel, Field
 
 from palaestra.envs.errors import TaskFormatError, UsageError
 from palaestra.envs.tasks.jsonl import rows, validated
-from palaestra.envs.tasks.task import ScriptGrader, Task
+from palaestra.envs.tasks.task import MAX_ID_CHARS, Task
 from palaestra.envs.tasks.task_set import TaskSet
 
 
 class _Row(BaseModel):
-    task_id: str = Field(min_length=1)
+    task_id: str = Field(min_length=1, max_length=MAX_ID_CHARS)
     prompt: str = Field(min_length=1)
     entry_point: str = Field(min_length=1)
     canonical_solution: str
@@ -37,17 +37,18 @@ def load_humaneval(path: str | Path) -> TaskSet:
 
 def _task(row: _Row, file: str, line: int) -> Task:
     fence = f"```python\n{row.prompt.rstrip()}\n```"
-    return Task(
-        id=row.task_id,
-        kind="write",
-        instruction=f"Complete the function `{row.entry_point}` in solution.py.\n\n{fence}",
-        files={"solution.py": row.prompt},
-        grader=ScriptGrader(entry_point=row.entry_point, check=_check(row, file, line)),
-        reference={"solution.py": row.prompt + row.canonical_solution},
-        tags=("humaneval",),
-        source="https://github.com/openai/human-eval",
-        licence="MIT",
-    )
+    task = {
+        "id": row.task_id,
+        "kind": "write",
+        "instruction": f"Complete the function `{row.entry_point}` in solution.py.\n\n{fence}",
+        "files": {"solution.py": row.prompt},
+        "grader": {"kind": "script", "entry_point": row.entry_point, "check": _check(row, file, line)},
+        "reference": {"solution.py": row.prompt + row.canonical_solution},
+        "tags": ("humaneval",),
+        "source": "https://github.com/openai/human-eval",
+        "licence": "MIT",
+    }
+    return validated(Task, task, file=file, line=line)
 
 
 def _check(row: _Row, file: str, line: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import math
 from collections import OrderedDict, namedtuple
@@ -135,6 +136,24 @@ def test_members_made_to_collide_are_refused_before_they_cost_anything(tag: str)
 
     with pytest.raises(MalformedValue, match="collide"):
         decode(f'["{tag}",{colliding}]')
+
+
+@pytest.mark.parametrize("tag", ["s", "z", "d"])
+def test_members_half_of_which_collide_are_refused_too(tag: str) -> None:
+    colliding = [str(number * (2**61 - 1)) for number in range(1, 10_001)]
+    spread = [str(number) for number in range(1, 10_001)]
+    members = ",".join(colliding + spread)
+
+    with pytest.raises(MalformedValue, match="collide"):
+        decode(f'["{tag}",{members}]')
+
+
+def test_the_collisions_of_honest_values_are_taken() -> None:
+    """CPython's -1 and -2 have the same hash, and so have all tuples that differ only in them."""
+    honest = set(itertools.product((-1, -2), repeat=6))
+    assert len(set(map(hash, honest))) == 1
+
+    assert decode(encode(honest)) == honest
 
 
 @given(st.text() | st.binary())

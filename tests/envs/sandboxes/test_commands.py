@@ -179,3 +179,12 @@ async def test_a_request_that_makes_no_sense_is_refused_before_anything_runs(san
         await sandbox.run(Argv(("true",)), timeout_s=0)
     with pytest.raises(UsageError, match="program name"):
         await sandbox.run(Argv(()), timeout_s=1)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("inf"), 86_401.0, 1e300])
+async def test_a_timeout_that_no_clock_can_keep_is_refused_and_the_cell_stays_whole(
+    sandbox: Sandbox, timeout_s: float
+) -> None:
+    with pytest.raises(UsageError, match="timeout_s"):
+        await sandbox.run(Shell("true"), timeout_s=timeout_s)
+    assert (await sandbox.run(Shell("echo whole"), timeout_s=86_400.0)).stdout == b"whole\n"

@@ -184,6 +184,19 @@ outcome["kmsg"] = attempt(lambda: open("/dev/kmsg").read(4))
     assert set(outcome.values()) <= {"ENOENT", "EACCES", "EPERM"}, outcome
 
 
+async def test_no_installed_package_is_visible_least_of_all_ours(sandbox: Sandbox) -> None:
+    code = """
+import glob, importlib, os, site, sys
+folders = [*site.getsitepackages(), *glob.glob("/usr/local/lib*/python3*/*-packages")]
+folders += glob.glob("/usr/lib*/python3*/*-packages") + [p for p in sys.path if p.endswith("-packages")]
+print({f: os.listdir(f) for f in folders if os.path.isdir(f) and os.listdir(f)})
+try: importlib.import_module("palaestra")
+except ModuleNotFoundError: print("no palaestra")
+"""
+    result = await sandbox.run(Python(code), timeout_s=20)
+    assert (result.stdout_text, result.stderr_text) == ("{}\nno palaestra\n", "")
+
+
 @pytest.mark.parametrize("how", ["another cell", "renewed"])
 async def test_a_fresh_cell_sees_nothing_of_earlier_ones(pool: Pool, sandbox: Sandbox, how: str) -> None:
     leave = """

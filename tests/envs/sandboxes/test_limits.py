@@ -79,6 +79,17 @@ async def test_a_recursive_fork_bomb_ends_at_the_deadline(sandbox: Sandbox) -> N
     assert await still_works(sandbox)
 
 
+async def test_a_program_that_takes_its_own_output_back_gains_nothing(sandbox: Sandbox) -> None:
+    code = (
+        "import os, time\nmine = os.open('/proc/self/fd/1', os.O_RDONLY | os.O_NONBLOCK)\n"
+        "end = time.monotonic() + 1\nwhile time.monotonic() < end:\n  os.write(1, b'x')\n"
+        "  try: os.read(mine, 1)\n  except BlockingIOError: pass\nos.write(2, b'done')"
+    )
+    result = await sandbox.run(Python(code, "fork"), timeout_s=20)
+    assert (result.killed_by, result.exit_code, result.stderr) == (None, 0, b"done")
+    assert await still_works(sandbox)
+
+
 async def test_a_file_cannot_grow_beyond_its_limit(sandbox: Sandbox) -> None:
     code = (
         "f = open('big', 'wb', buffering=0)\nn = 0\n"

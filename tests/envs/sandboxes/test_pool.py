@@ -15,11 +15,12 @@ import pytest
 import pytest_asyncio
 
 from palaestra.envs.errors import SandboxDied, SandboxUnavailable, UsageError
-from palaestra.envs.sandboxes import BackendName, Python, SandboxSpec, Shell, open_pool
+from palaestra.envs.sandboxes import BackendName, Python, SandboxSpec, Shell, bubblewrap, open_pool, podman
 from palaestra.envs.sandboxes.backends import candidates
 from palaestra.envs.sandboxes.bubblewrap import BubblewrapHost
+from palaestra.envs.sandboxes.cell import Cell
 from palaestra.envs.sandboxes.host import Host
-from palaestra.envs.sandboxes.leases import base_folder
+from palaestra.envs.sandboxes.leases import Lease, base_folder
 from palaestra.envs.sandboxes.podman import PodmanHost
 from palaestra.envs.sandboxes.pool import Pool
 
@@ -177,6 +178,7 @@ async def test_a_cancelled_run_cannot_lend_its_answer_to_the_next(own_pool: Pool
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
             await sandbox.run(Shell("sleep 0.3; echo late"), timeout_s=10)
+    assert sandbox.broken
     await sandbox.renew()
     assert (await sandbox.run(Shell("echo mine"), timeout_s=10)).stdout == b"mine\n"
     await sandbox.close()
@@ -185,10 +187,13 @@ async def test_a_cancelled_run_cannot_lend_its_answer_to_the_next(own_pool: Pool
 async def test_a_cell_that_its_program_broke_is_the_agents_doing_until_renewed(own_pool: Pool) -> None:
     sandbox = await own_pool.acquire()
     sandbox._connection.close()  # what the owner sees when the first process of a cell is gone
+    assert sandbox.broken
     result = await sandbox.run(ALIVE, timeout_s=5)
     assert (result.killed_by, result.ok) == ("cell", False)
     assert (await sandbox.run(ALIVE, timeout_s=5)).killed_by == "cell"
+    assert sandbox.broken
     await sandbox.renew()
+    assert not sandbox.broken
     assert (await sandbox.run(ALIVE, timeout_s=5)).ok
     await sandbox.close()
 
@@ -206,6 +211,31 @@ async def test_closing_a_pool_ends_its_cells_and_leaves_no_folder(backend: Backe
         await pool.acquire()
     assert not folder.exists()
     assert not folder.with_name(f"{folder.name}.lease").exists()
+
+
+async def test_closing_a_pool_while_cells_are_acquired_leaves_no_host(
+    backend: BackendName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases: list[Lease] = []
+
+    class RecordedLease(Lease):
+        def __init__(self, kind: str) -> None:
+            super().__init__(kind)
+            leases.append(self)
+
+    monkeypatch.setattr(bubblewrap, "Lease", RecordedLease)
+    monkeypatch.setattr(podman, "Lease", RecordedLease)
+    for delay_ms in (0, 5, 20, 60):
+        pool = await open_pool(backend=backend, cells_per_host=8)
+        acquiring = [asyncio.create_task(pool.acquire()) for _ in range(40)]
+        await asyncio.sleep(delay_ms / 1000)
+        await pool.close()
+        outcomes = await asyncio.gather(*acquiring, return_exceptions=True)
+        expected = (Cell, SandboxUnavailable, SandboxDied)
+        assert [outcome for outcome in outcomes if not isinstance(outcome, expected)] == []
+        assert pool.hosts == ()
+    assert [lease.folder for lease in leases if lease.folder.exists() or lease.file.exists()] == []
+    assert holds_within(lambda: not any(processes_with(lease.name) for lease in leases), 10)
 
 
 async def test_a_stage_of_closing_that_fails_does_not_stop_the_others(

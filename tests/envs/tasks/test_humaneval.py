@@ -62,6 +62,7 @@ def test_a_function_that_the_check_measures_with_comes_from_the_reference(tmp_pa
         ({"test": "def check(candidate):"}, "test"),
         ({"test": "def test(candidate): pass"}, "test"),
         ({"entry_point": 3}, "entry_point"),
+        ({"task_id": "x" * 201}, "task_id"),
     ],
 )
 def test_a_malformed_row_is_named_by_line_and_field(tmp_path: Path, change: dict[str, Any], field: str) -> None:

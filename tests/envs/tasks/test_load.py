@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,11 @@ def test_what_is_dumped_can_be_loaded(
         ({"typo": 1}, "typo", "not permitted"),
         ({"solution_path": "other.py"}, None, "reference has no 'other.py'"),
         ({"files": {"../x": ""}}, None, "must be relative to /workspace"),
+        ({"files": {"./x": ""}}, None, "must be relative to /workspace"),
+        ({"reference": {"./solution.py": ""}, "solution_path": "./solution.py"}, None, "without '..', '.'"),
         ({"limits": {"step_s": -1}}, "limits.step_s", "greater than 0"),
+        ({"limits": {"step_s": math.inf}}, "limits.step_s", "finite|86400"),
+        ({"limits": {"step_s": 86_401}}, "limits.step_s", "less than or equal to 86400"),
         ({"grader": {"kind": "magic"}}, "grader", "magic"),
         ({"grader": {"kind": "function", "entry_point": "f", "hidden": []}}, "grader.function.hidden", "at least 1"),
         (

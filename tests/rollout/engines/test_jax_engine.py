@@ -249,6 +249,7 @@ async def test_nothing_is_compiled_after_the_warm_up(model: Decoder, other_param
         ((1,), sampling(0), "max_new_tokens is 0"),
         ((1,), sampling(temperature=-1.0), "temperature is -1"),
         ((1,), sampling(temperature=float("nan")), "temperature is nan"),
+        ((1,), sampling(stop=(2**40,)), "stop id 1099511627776 is outside the vocabulary"),
         ((1,), sampling(stop=(1, 2, 3, 4, 5)), "5 stop ids were given and the engine compares 4"),
     ],
 )

@@ -1,0 +1,113 @@
+"""The owner's end of a cell when the other end, or our own event loop, does not do its part."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+import zipfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from palaestra.envs.errors import SandboxDied
+from palaestra.envs.sandboxes import BackendName, Python, Sandbox, SandboxSpec, Shell, bubblewrap, cell, podman
+from palaestra.envs.sandboxes.backends import open_pool
+from palaestra.envs.sandboxes.bundle import supervisor_zip
+from palaestra.envs.sandboxes.cell import Cell, open_cell
+from palaestra.envs.sandboxes.supervisor.frames import PREFIX, decode_prefix, encode
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+class RefusingHost:
+    """Serves cells whose every command fails in the supervisor itself."""
+
+    def __init__(self, socket: Path, alive: bool) -> None:
+        self.socket, self.alive = socket, alive
+
+    async def healthy(self) -> bool:
+        return self.alive
+
+    async def close(self) -> None:
+        """The server is closed by whoever opened it."""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        replies = [{"ok": True}, {"error": "os", "errno": 11, "text": "Resource temporarily unavailable"}]
+        try:
+            for reply in replies:
+                await reader.readexactly(sum(decode_prefix(await reader.readexactly(PREFIX.size))))
+                writer.write(encode(reply))
+            await reader.read()
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def refusing_cell(folder: Path, *, alive: bool) -> AsyncIterator[Cell]:
+    host = RefusingHost(folder / "s", alive)
+    async with await asyncio.start_unix_server(host.serve, host.socket):
+        sandbox = Cell(host, SandboxSpec(), await open_cell(host, SandboxSpec()))
+        yield sandbox
+        await sandbox.close()
+
+
+async def test_a_cell_that_cannot_serve_a_command_is_broken(tmp_path: Path) -> None:
+    async with refusing_cell(tmp_path, alive=True) as sandbox:
+        assert not sandbox.broken
+        result = await sandbox.run(Shell("true"), timeout_s=5)
+        assert (result.killed_by, result.ok, sandbox.broken) == ("cell", False, True)
+        await sandbox.renew()
+        assert not sandbox.broken
+
+
+async def test_a_command_that_a_dying_host_could_not_serve_is_not_the_agents_doing(tmp_path: Path) -> None:
+    async with refusing_cell(tmp_path, alive=False) as sandbox:
+        with pytest.raises(SandboxDied, match="Resource temporarily unavailable"):
+            await sandbox.run(Shell("true"), timeout_s=5)
+
+
+@pytest.mark.parametrize("result_kib", [1, 1024], ids=["small reply", "large reply"])
+async def test_a_command_that_ended_while_our_event_loop_stood_still_keeps_its_result(
+    sandbox: Sandbox, result_kib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cell, "GRACE_S", 0.0)
+    code = f"import os\nleft = {result_kib} << 10\nwhile left: left -= os.write(3, bytes(left))\nprint('ended')"
+    running = asyncio.create_task(sandbox.run(Python(code, "fork"), timeout_s=2, result_kib=result_kib))
+    for _ in range(3):  # until the request is on its way
+        await asyncio.sleep(0)
+    time.sleep(2.5)  # noqa: ASYNC251 - the fault that is tested
+    result = await running
+    assert (result.stdout, len(result.result), result.timed_out) == (b"ended\n", result_kib << 10, False)
+
+
+def failing_supervisor_zip() -> bytes:
+    """The supervisor with a fault in the middle of every command that asks for it."""
+    fault = "        if self.request['env'].get('FAULT'):\n            raise OSError(11, 'injected')\n"
+    place = "        output_left = FLOOD_BYTES\n"
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(supervisor_zip())) as intact, zipfile.ZipFile(buffer, "w") as broken:
+        for name in intact.namelist():
+            text = intact.read(name).decode()
+            assert not name.endswith("/step.py") or place in text
+            broken.writestr(name, text.replace(place, fault + place))
+    return buffer.getvalue()
+
+
+async def test_a_fault_of_the_supervisor_in_a_command_leaves_none_of_its_processes(
+    backend: BackendName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (bubblewrap, podman):
+        monkeypatch.setattr(module, "supervisor_zip", failing_supervisor_zip)
+    request = {"op": "run", "kind": "argv", "timeout_s": 60, "env": {}, "result_bytes": 0}
+    sleepers = {**request, "argv": ["/bin/sh", "-c", "sleep 300 & sleep 300"], "env": {"FAULT": "1"}}
+    count = {**request, "argv": ["/bin/sh", "-c", "set -- /proc/[0-9]*; echo $#"]}
+    async with await open_pool(backend=backend) as pool:
+        connection = await open_cell(pool.hosts[0], pool.spec)
+        failed, _ = await connection.request(sleepers, (b"", b""), timeout_s=30)
+        assert (failed["error"], failed["errno"]) == ("os", 11)
+        _, (stdout, *_) = await connection.request(count, (b"", b""), timeout_s=30)
+        assert stdout == b"1\n"  # the shell itself; the first process of the cell is hidden
+        connection.close()
