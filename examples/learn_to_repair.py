@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import logging
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +36,7 @@ from palaestra.learners.learner import Learner
 from palaestra.learners.models.config import DecoderConfig
 from palaestra.learners.models.decoder import Decoder
 from palaestra.learners.models.hf import save_folder
+from palaestra.recipes.checks import require_learning, require_no_children
 from palaestra.recipes.demonstrations import Demonstration, collect_demonstrations, demonstration_row
 from palaestra.recipes.evaluation import Evaluation, evaluate
 from palaestra.recipes.policy_gradient import PolicyGradient, PolicyGradientConfig
@@ -360,26 +359,6 @@ def _model_config(tokenizer: Tokenizer) -> DecoderConfig:
     )
 
 
-def check(demo: Demo) -> None:
-    """What every run asserts beyond having come to its end; a part that silently did nothing is found here."""
-    if demo.weights[0] == demo.weights[1]:
-        raise PalaestraError("reinforcement changed no weight")
-    if not max(demo.rewards) > min(demo.rewards):
-        raise PalaestraError(f"the reward never moved: {demo.rewards}")
-    if left := child_processes():
-        raise PalaestraError(f"{len(left)} processes are left after closing: {left}")
-
-
-def child_processes() -> list[str]:
-    """Command lines of this process's children, from /proc."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/status"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if f"\nPPid:\t{os.getpid()}\n" in status.read_text():
-                found.append((status.parent / "cmdline").read_text().replace("\0", " "))
-    return found
-
-
 async def run(arguments: argparse.Namespace) -> dict[str, float | int]:
     settings = PROFILES[arguments.profile]
     folder = RunFolder.fresh(arguments.runs, f"learn-to-repair-{arguments.profile}-seed{arguments.seed}")
@@ -389,7 +368,8 @@ async def run(arguments: argparse.Namespace) -> dict[str, float | int]:
         demo = Demo(settings, arguments.seed, folder, progress)
         async with await open_pool(spec, backend=arguments.backend, warm=32) as pool:
             summary = await demo.run(pool)
-    check(demo)
+    require_learning(*demo.weights, demo.rewards)
+    require_no_children()
     folder.write_json("summary.json", summary)
     print(f"run folder: {folder.path} (curve.png, metrics.jsonl, episodes.jsonl, model/)", file=sys.stderr)
     return summary

@@ -15,6 +15,7 @@ from palaestra.commands.progress import progress_over
 from palaestra.envs.actions import render_blocks
 from palaestra.envs.async_env import AsyncAgentEnv
 from palaestra.envs.errors import InfrastructureError, UsageError
+from palaestra.envs.play import play_all
 from palaestra.envs.shared_pools import PoolLease
 from palaestra.envs.tasks.task import Task
 from palaestra.envs.tasks.task_set import TaskSet
@@ -57,30 +58,19 @@ async def evaluate(
     **options: Any,
 ) -> list[Attempt]:
     """One attempt a task, in the order of the set. However it ends, no sandbox of it is left."""
-    if concurrency < 1:
-        raise UsageError(f"concurrency must be at least 1, got {concurrency}")
     lease = PoolLease(backend)
-    ids = iter(tasks.ids)
-    attempts: dict[str, Attempt] = {}
 
-    async def worker() -> None:
-        env = AsyncAgentEnv(tasks, sandboxes=lease, **options)
-        try:
-            for task_id in ids:
-                attempts[task_id] = await attempt_task(env, task_id, agent)
-                on_attempt(attempts[task_id])
-        finally:
-            await env.close()
+    async def play(env: AsyncAgentEnv, index: int, task_id: str) -> Attempt:
+        attempt = await attempt_task(env, task_id, agent)
+        on_attempt(attempt)
+        return attempt
 
     try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(concurrency, len(tasks))):
-                group.create_task(worker())
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        return await play_all(
+            tasks.ids, lambda: AsyncAgentEnv(tasks, sandboxes=lease, **options), play, concurrency=concurrency
+        )
     finally:
         await lease.release()
-    return [attempts[task_id] for task_id in tasks.ids]
 
 
 async def attempt_task(env: AsyncAgentEnv, task_id: str, agent: Agent) -> Attempt:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from palaestra.envs.async_env import AsyncAgentEnv
-from palaestra.envs.errors import InfrastructureError, UsageError
+from palaestra.envs.errors import InfrastructureError
+from palaestra.envs.play import play_all
 from palaestra.learners.rows import TokenRow
 from palaestra.rollout.chat import ChatFormat
 from palaestra.rollout.engines.protocol import Generation
@@ -50,28 +50,13 @@ async def collect_demonstrations(
         InfrastructureError: an episode ended in an infrastructure failure; there is nothing to learn from a broken
             demonstration, so the first one ends the collection.
     """
-    if concurrency < 1:
-        raise UsageError(f"concurrency is {concurrency}; give at least 1")
-    results: list[Demonstration | None] = [None] * len(task_ids)
-    queue = iter(range(len(task_ids)))
 
-    async def worker() -> None:
-        env = make_env()
-        try:
-            for index in queue:
-                rng = random.Random(f"{seed}/{index}")
-                results[index] = done = await _play(env, task_ids[index], agent, rng)
-                on_episode(done)
-        finally:
-            await env.close()
+    async def play(env: AsyncAgentEnv, index: int, task_id: str) -> Demonstration:
+        done = await _play(env, task_id, agent, random.Random(f"{seed}/{index}"))
+        on_episode(done)
+        return done
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(concurrency, len(task_ids))):
-                group.create_task(worker())
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [done for done in results if done is not None]
+    return await play_all(task_ids, make_env, play, concurrency=concurrency)
 
 
 async def _play(env: AsyncAgentEnv, task_id: str, agent: ScriptedAgent, rng: random.Random) -> Demonstration:

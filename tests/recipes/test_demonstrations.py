@@ -60,7 +60,7 @@ def test_a_row_holds_the_actions_as_targets_and_everything_else_as_context() -> 
 
 
 async def test_a_concurrency_of_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="concurrency is 0"):
+    with pytest.raises(UsageError, match="concurrency must be at least 1, got 0"):
         await collect_demonstrations(
             TASKS.ids, good, lambda: pytest.fail("no environment is made"), seed=0, concurrency=0
         )

@@ -1,0 +1,34 @@
+"""What a run asserts of itself at its end, beyond having come there: a part that silently did nothing is found here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from palaestra.envs.errors import PalaestraError
+
+
+def require_learning(weights_before: str, weights_after: str, rewards: Sequence[float]) -> None:
+    """Raise ``PalaestraError`` unless the weights (their fingerprints) changed and the reward moved."""
+    if weights_before == weights_after:
+        raise PalaestraError("reinforcement changed no weight")
+    if not rewards or not max(rewards) > min(rewards):
+        raise PalaestraError(f"the reward never moved: {list(rewards)}")
+
+
+def require_no_children() -> None:
+    """Raise ``PalaestraError`` when a process that this one started still runs."""
+    if left := child_processes():
+        raise PalaestraError(f"{len(left)} processes are left after closing: {left}")
+
+
+def child_processes() -> list[str]:
+    """Command lines of this process's children, from /proc."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if f"\nPPid:\t{os.getpid()}\n" in status.read_text():
+                found.append((status.parent / "cmdline").read_text().replace("\0", " "))
+    return found
