@@ -9,9 +9,11 @@ opens runs its hosts as an unprivileged user id that owns nothing else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -48,12 +50,20 @@ class BubblewrapBackend:
 
     async def start_host(self) -> BubblewrapHost:
         lease = Lease(_KIND)
+        spawning = asyncio.create_task(self._spawn(lease.folder))
         try:
-            process = await self._spawn(lease.folder)
+            await asyncio.wait([spawning])
+        except asyncio.CancelledError:  # a process half started is one to end in order, not one to lose
+            await asyncio.wait([spawning])
+            if spawning.exception() is None:
+                await BubblewrapHost(lease, spawning.result()).close()
+            lease.release()
+            raise
+        try:
+            host = BubblewrapHost(lease, spawning.result())
         except BaseException:
             lease.release()
             raise
-        host = BubblewrapHost(lease, process)
         try:
             await host.connect()
         except BaseException:
@@ -119,10 +129,34 @@ class BubblewrapHost:
             if self._lifeline is not None:
                 self._lifeline.close()
             if self._process.returncode is None:
-                self._process.kill()
+                _kill_with_children(self._process.pid)
             await asyncio.shield(self._process.wait())
         finally:
             self._lease.release()
+
+
+def _kill_with_children(pid: int) -> None:
+    """Kill bwrap and the supervisor that it started, also where bwrap is killed before the two are tied together.
+
+    ``--die-with-parent`` holds only once the child has asked for it. A stopped process starts no other, so the list of
+    its children is complete.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+    for child in _children(pid):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended, or its id is another's by now
+            os.kill(child, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if f"\nPPid:\t{pid}\n" in status.read_text():
+                found.append(int(status.parent.name))
+    return found
 
 
 def find_binary() -> Path:
