@@ -25,10 +25,15 @@ def require_no_children() -> None:
 
 
 def child_processes() -> list[str]:
-    """Command lines of this process's children, from /proc."""
+    """Command lines of this process's children, from /proc; the name in brackets of one that has none.
+
+    A process has no command line while it changes from one program to the next, and once it has ended.
+    """
     found = []
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if f"\nPPid:\t{os.getpid()}\n" in status.read_text():
-                found.append((status.parent / "cmdline").read_text().replace("\0", " "))
+            text = status.read_text()
+            if f"\nPPid:\t{os.getpid()}\n" in text:
+                name = text.partition("\n")[0].removeprefix("Name:").strip()
+                found.append((status.parent / "cmdline").read_text().replace("\0", " ").strip() or f"[{name}]")
     return found

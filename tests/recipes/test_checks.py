@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
+import sys
 
 import pytest
 
@@ -26,11 +29,22 @@ def test_a_reward_that_never_moved_is_found(rewards: list[float]) -> None:
 
 
 def test_a_process_that_is_left_is_named() -> None:
-    with subprocess.Popen(["sleep", "61.7"]) as process:
-        try:
-            assert "sleep 61.7 " in child_processes()
-            with pytest.raises(PalaestraError, match=r"sleep 61\.7"):
-                require_no_children()
-        finally:
-            process.kill()
-    assert "sleep 61.7 " not in child_processes()
+    program = "print('ready', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # before it says so, the kernel may not yet show its command line
+        named = " ".join([sys.executable, "-c", program])
+        assert named in child_processes()
+        with pytest.raises(PalaestraError, match=re.escape(named)):
+            require_no_children()
+        process.kill()
+    assert named not in child_processes()
+
+
+def test_a_process_without_a_command_line_is_named_too() -> None:
+    process = subprocess.Popen(["true"])
+    try:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has asked for its status
+        assert "[true]" in child_processes()
+    finally:
+        process.wait()
