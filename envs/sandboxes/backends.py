@@ -64,5 +64,5 @@ def candidates(backend: str) -> tuple[str, ...]:
 def make_backend(name: str, spec: SandboxSpec) -> Backend:
     """The backend of that name. Raises ``SandboxUnavailable`` when this machine lacks what it needs."""
     if name == "podman":
-        return PodmanBackend(spec.preload)
-    return BubblewrapBackend(spec.preload)
+        return PodmanBackend(spec)
+    return BubblewrapBackend(spec)

@@ -24,6 +24,7 @@ from palaestra.envs.sandboxes.hidden import hidden_folders
 from palaestra.envs.sandboxes.host import answers, connect_lifeline
 from palaestra.envs.sandboxes.interpreter import Interpreter, find_interpreter, readable_by_all
 from palaestra.envs.sandboxes.leases import Lease, abandoned
+from palaestra.envs.sandboxes.protocol import SandboxSpec
 from palaestra.envs.sandboxes.supervisor.main import SOCKET_NAME
 
 UNPRIVILEGED_ID = 64_733
@@ -41,8 +42,8 @@ class BubblewrapBackend:
 
     name = "bubblewrap"
 
-    def __init__(self, preload: tuple[str, ...] = (), binary: Path | None = None) -> None:
-        self._preload = preload
+    def __init__(self, spec: SandboxSpec, binary: Path | None = None) -> None:
+        self._preload = spec.preload
         self.binary = binary or find_binary()
         self.interpreter = find_interpreter(as_other_user=os.getuid() == 0)
         for _ in abandoned(_KIND):  # the processes died with their owner; only the folders are left

@@ -22,6 +22,7 @@ from palaestra.envs.sandboxes.host import answers, connect_lifeline
 from palaestra.envs.sandboxes.image import HostImage, host_image
 from palaestra.envs.sandboxes.leases import Lease, abandoned, is_abandoned
 from palaestra.envs.sandboxes.podman_service import PodmanService
+from palaestra.envs.sandboxes.protocol import SandboxSpec
 from palaestra.envs.sandboxes.supervisor.main import SOCKET_NAME
 
 CONTROL = "/run/palaestra"
@@ -40,8 +41,8 @@ class PodmanBackend:
 
     name = "podman"
 
-    def __init__(self, preload: tuple[str, ...] = ()) -> None:
-        self._preload = preload
+    def __init__(self, spec: SandboxSpec) -> None:
+        self._preload = spec.preload
         self._lease = Lease("service")
         try:
             self.service = PodmanService(self._lease.folder / "api.sock")

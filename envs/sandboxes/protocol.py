@@ -15,20 +15,34 @@ Guarantees
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, get_args
+
+from palaestra.envs.errors import UsageError
 
 KilledBy = Literal["deadline", "output", "memory", "cell"]
+PullPolicy = Literal["missing", "always", "newer", "never"]
+_TARGET = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """The limits of one cell. Everything is enforced by the kernel; ``palaestra doctor`` says which are."""
+    """What a cell is made of and limited to. Limits are the kernel's; ``palaestra doctor`` says which ones hold here.
+
+    A value that cannot be raises ``UsageError``.
+    """
 
     memory_mib: int = 512
-    """Address space of one process (RLIMIT_AS). The processes of a cell together are not bounded yet."""
+    """Memory of the whole cell, its files in tmpfs included, where a control group is delegated to us; and everywhere
+    the address space of each of its processes, unless ``address_space_mib`` says otherwise."""
+    address_space_mib: int | None = None
+    """Address space of one process (RLIMIT_AS); None: ``memory_mib``. Some runtimes (node, the JVM) reserve far more
+    than they use."""
+    cpus: float | None = None
+    """CPU time of the whole cell, in cores, where a control group is delegated to us. None: no bound."""
     pids: int = 64
     """Processes and threads of the cell."""
     file_mib: int = 32
@@ -45,6 +59,36 @@ class SandboxSpec:
     """Kept of each of stdout and stderr (first and last half); the rest is counted and dropped."""
     preload: tuple[str, ...] = ()
     """Standard-library modules that a forked interpreter finds already imported."""
+    network: Literal["loopback", "none"] = "loopback"
+    """``"loopback"``: 127.0.0.1 and ::1 of the cell's own; ``"none"``: not even these."""
+    egress: tuple[str, ...] = ()
+    """``"host:port"`` of what the cell may reach through Palaestra's proxy; empty, the default: nothing."""
+    image: str | None = None
+    """A container image by name (``docker.io/library/python:3.12-slim``), for Podman; None: this machine's Python."""
+    pull: PullPolicy = "missing"
+    """When ``image`` is fetched from its registry."""
+    runtime: str | None = None
+    """The OCI runtime of containers (``crun``, ``runc``, ``runsc``, ``krun``, ``kata``); None: Podman's own choice."""
+
+    def __post_init__(self) -> None:
+        least_values = {"memory_mib": 16, "pids": 1, "file_mib": 1, "workspace_mib": 1, "inodes": 16}
+        least_values |= {"open_files": 16, "cpu_s": 1, "output_kib": 1}
+        for name, least in least_values.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise UsageError(f"SandboxSpec.{name} must be an int of at least {least}, got {value!r}")
+        if self.address_space_mib is not None and self.address_space_mib < 16:
+            raise UsageError(f"SandboxSpec.address_space_mib must be at least 16, got {self.address_space_mib!r}")
+        if self.cpus is not None and not 0.01 <= self.cpus <= 4096:
+            raise UsageError(f"SandboxSpec.cpus must be from 0.01 to 4096 cores, got {self.cpus!r}")
+        for name, choices in (("network", ("loopback", "none")), ("pull", get_args(PullPolicy))):
+            if getattr(self, name) not in choices:
+                raise UsageError(f"SandboxSpec.{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
+        if self.egress and self.network == "none":
+            raise UsageError("SandboxSpec.egress needs network='loopback': the proxy is reached over it")
+        for target in self.egress:
+            if not _TARGET.fullmatch(target) or not 0 < int(target.rpartition(":")[2]) < 65536:
+                raise UsageError(f"SandboxSpec.egress holds {target!r}; write 'host:port', like 'example.org:443'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +147,15 @@ class Argv:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """A command line for ``/bin/sh``."""
+    """A command line for ``/bin/sh``; in a session, for bash where the cell has it.
+
+    Commands of one ``session`` go on where the one before ended: working directory, variables, functions and shell
+    options, kept by name for as long as the cell lives. Processes are not kept. A command that is killed (deadline,
+    limits, ``kill -9 $$``) leaves the session as it was before.
+    """
 
     command: str
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
