@@ -160,6 +160,11 @@ async def test_files_of_a_quarter_of_the_memory_can_be_written_packed_and_unpack
     assert await cell.read("large", max_bytes=len(content)) == content
 
 
+async def test_programs_go_before_the_init_of_their_cell_which_would_take_it_along(cell: Sandbox) -> None:
+    assert (await cell.run(Shell("cat /proc/self/oom_score_adj"), timeout_s=20)).stdout == b"1000\n"
+    assert (await cell.run(Shell("cat /proc/1/oom_score_adj"), timeout_s=20)).stdout in (b"500\n", b"")  # or hidden
+
+
 async def test_a_program_that_puts_its_cells_init_first_in_line_loses_its_cell_and_no_more(
     bounded: Pool, cell: Sandbox
 ) -> None:
