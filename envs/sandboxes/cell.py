@@ -8,6 +8,8 @@ from typing import Any
 
 from palaestra.envs.errors import CellFull, SandboxDied, UsageError
 from palaestra.envs.sandboxes.connection import Connection, Reply
+from palaestra.envs.sandboxes.egress.allow_list import AllowList
+from palaestra.envs.sandboxes.egress.handover import open_with_proxy
 from palaestra.envs.sandboxes.host import Host
 from palaestra.envs.sandboxes.protocol import Argv, Command, ExecResult, KilledBy, Python, SandboxSpec, Shell, Snapshot
 
@@ -32,14 +34,20 @@ def opening(spec: SandboxSpec) -> dict[str, Any]:
         "open_files": spec.open_files,
         "cpu_s": spec.cpu_s,
         "output_bytes": spec.output_kib * 1024,
+        "network": spec.network,
+        "proxy": bool(spec.egress),
     }
 
 
 async def open_cell(host: Host, spec: SandboxSpec) -> Connection:
     """Make a cell in the host. Raises ``SandboxDied`` when the host cannot."""
     try:
-        connection = await Connection.open(host.socket)
-        header, _ = await connection.request(opening(spec), timeout_s=_FILES_S)
+        if spec.egress:
+            allowed = AllowList(spec.egress)
+            connection, header = await open_with_proxy(host.socket, opening(spec), allowed, timeout_s=_FILES_S)
+        else:
+            connection = await Connection.open(host.socket)
+            header, _ = await connection.request(opening(spec), timeout_s=_FILES_S)
     except OSError as error:
         raise SandboxDied(f"no cell could be made: {error or 'the supervisor did not answer in time'}") from error
     if "error" in header:
