@@ -6,11 +6,14 @@ import contextlib
 import dataclasses
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from palaestra.envs.errors import CellFull, SandboxDied, UsageError
 from palaestra.envs.sandboxes.connection import Connection, Reply
+from palaestra.envs.sandboxes.egress.allow_list import AllowList
+from palaestra.envs.sandboxes.egress.handover import serve_proxy
+from palaestra.envs.sandboxes.handshake import begin
 from palaestra.envs.sandboxes.host import Host
 from palaestra.envs.sandboxes.protocol import Argv, Command, ExecResult, KilledBy, Python, SandboxSpec, Shell, Snapshot
 
@@ -38,36 +41,35 @@ def opening(spec: SandboxSpec) -> dict[str, Any]:
         "open_files": spec.open_files,
         "cpu_s": spec.cpu_s,
         "output_bytes": spec.output_kib * 1024,
+        "network": spec.network,
+        "proxy": bool(spec.egress),
     }
 
 
 async def open_cell(host: Host, spec: SandboxSpec) -> Connection:
     """Make a cell in the host. Raises ``SandboxDied`` when the host cannot."""
     try:
-        connection = await Connection.open(host.socket)
-        with _new_group(host, connection) as descriptors:
-            header, _ = await connection.request(opening(spec), timeout_s=_FILES_S, descriptors=descriptors)
+        group = None if host.groups is None else host.groups.make()
+        try:
+            with contextlib.nullcontext(()) if group is None else group.join_files() as join_files:
+                connection, answer, received = await begin(
+                    host.socket, opening(spec), timeout_s=_FILES_S, descriptors=join_files
+                )
+        except BaseException:
+            if group is not None:
+                group.retire()
+            raise
+        if group is not None:
+            connection.group = group
+            connection.at_end(group.retire)
+        if "error" in answer:
+            connection.close()
+            raise SandboxDied(f"no cell could be made: {answer['text']}")
+        if spec.egress:
+            await serve_proxy(connection, received, AllowList(spec.egress))
     except OSError as error:
         raise SandboxDied(f"no cell could be made: {error or 'the supervisor did not answer in time'}") from error
-    if "error" in header:
-        connection.close()
-        raise SandboxDied(f"no cell could be made: {header['text']}")
     return connection
-
-
-@contextlib.contextmanager
-def _new_group(host: Host, connection: Connection) -> Iterator[Sequence[int]]:
-    """Give the cell behind a new connection its control group; the open files with which it joins."""
-    if host.groups is None:
-        yield ()
-        return
-    try:
-        connection.group = host.groups.make()
-        with connection.group.join_files() as descriptors:
-            yield descriptors
-    except OSError:
-        connection.close()
-        raise
 
 
 class Cell:

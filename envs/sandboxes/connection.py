@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from palaestra.envs.errors import SandboxDied
@@ -34,35 +34,27 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._max_reply_bytes = 0
         self._lengths: tuple[int, int] | None = None
-        self._socket: socket.socket | None = None
+        self._at_end: list[Callable[[], None]] = []
         self.lost = False
         self.group: CellGroup | None = None
-        """The control group of the cell behind this connection; it ends with it."""
+        """The control group of the cell behind this connection."""
 
     @classmethod
     async def open(cls, path: Path) -> Connection:
         """Connect to the socket at ``path``. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            await loop.sock_connect(end, str(path))
-            _, connection = await loop.create_unix_connection(cls, sock=end)
-        except BaseException:
-            end.close()
-            raise
-        connection._socket = end
+        _, connection = await asyncio.get_running_loop().create_unix_connection(cls, str(path))
+        return connection
+
+    @classmethod
+    async def over(cls, stream: socket.socket) -> Connection:
+        """Take over a connected socket between two requests."""
+        _, connection = await asyncio.get_running_loop().create_unix_connection(cls, sock=stream)
         return connection
 
     async def request(
-        self,
-        header: Header,
-        blobs: Sequence[bytes] = (),
-        *,
-        timeout_s: float,
-        max_reply_bytes: int = 1 << 16,
-        descriptors: Sequence[int] = (),
+        self, header: Header, blobs: Sequence[bytes] = (), *, timeout_s: float, max_reply_bytes: int = 1 << 16
     ) -> Reply:
-        """Send a frame, with open files where it is the connection's first, and wait for the answer.
+        """Send a frame and wait for the answer.
 
         Raises ``SandboxDied`` at the end of the connection or on anything that is not a frame within
         ``max_reply_bytes``, and ``TimeoutError``. After either, and after a cancellation, the connection is closed: a
@@ -76,10 +68,7 @@ class Connection(asyncio.Protocol):
         waiter: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiter = waiter
         try:
-            frame = encode(header, blobs)
-            if descriptors and self._socket is not None:  # a transport cannot send them; nothing waits in it yet
-                frame = frame[socket.send_fds(self._socket, [frame], descriptors) :]
-            self._transport.write(frame)
+            self._transport.write(encode(header, blobs))
             for patience_s in (timeout_s, _BREATH_S):
                 # Not asyncio.timeout: it cancels us even when the reply came in the same pass of the loop.
                 if (await asyncio.wait([waiter], timeout=patience_s))[0]:
@@ -93,9 +82,20 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Drop the connection at once; the supervisor ends the cell behind it."""
-        self.lost = True
+        self._end()
         if self._transport is not None:
             self._transport.abort()
+
+    def at_end(self, function: Callable[[], None]) -> None:
+        """Have the function called, once, when the connection is closed or lost; at once if it is already."""
+        self._at_end.append(function)
+        if self.lost:
+            self._end()
+
+    def _end(self) -> None:
+        self.lost = True
+        while self._at_end:
+            self._at_end.pop()()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -120,9 +120,7 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.lost = True
-        if self.group is not None:
-            self.group.retire()
+        self._end()
         self._fail(SandboxDied("the connection to the sandbox ended" + (f": {exc}" if exc else "")))
 
     def _fail(self, error: Exception) -> None:

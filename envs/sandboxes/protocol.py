@@ -15,17 +15,16 @@ Guarantees
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Protocol, Self, get_args
 
 from palaestra.envs.errors import UsageError
+from palaestra.envs.sandboxes.egress.allow_list import parse_target
 
 KilledBy = Literal["deadline", "output", "memory", "cell"]
 PullPolicy = Literal["missing", "always", "newer", "never"]
-_TARGET = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +85,13 @@ class SandboxSpec:
                 raise UsageError(f"SandboxSpec.{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
         if self.egress and self.network == "none":
             raise UsageError("SandboxSpec.egress needs network='loopback': the proxy is reached over it")
+        if not isinstance(self.egress, tuple):
+            raise UsageError(f"SandboxSpec.egress must be a tuple of 'host:port', got {self.egress!r}")
         for target in self.egress:
-            if not _TARGET.fullmatch(target) or not 0 < int(target.rpartition(":")[2]) < 65536:
-                raise UsageError(f"SandboxSpec.egress holds {target!r}; write 'host:port', like 'example.org:443'")
+            try:
+                parse_target(target)
+            except UsageError as error:
+                raise UsageError(f"SandboxSpec.egress: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import os
 import socket
 from typing import NoReturn
 
-from palaestra.envs.sandboxes.supervisor import files, kernel
+from palaestra.envs.sandboxes.supervisor import files, kernel, network
 from palaestra.envs.sandboxes.supervisor.frames import Header, MalformedFrame, encode, receive
 from palaestra.envs.sandboxes.supervisor.step import OwnerGone, Step
 
@@ -54,12 +54,15 @@ def start(connection: socket.socket, opening: Header, hidden: str, outer_id: int
         _unshare_as(outer_id)
     if os.fork() == 0:
         try:
-            _become_init(opening, hidden, filter_program)
+            proxy_listener = _become_init(opening, hidden, filter_program)
             limits = _limits(opening)
         except OSError as error:
             connection.sendall(encode({"error": "setup", "text": str(error)}))
             os._exit(1)
-        connection.sendall(encode({"ok": True}))
+        if proxy_listener is None:
+            connection.sendall(encode({"ok": True}))
+        else:
+            network.send_with_listener(connection, encode({"ok": True}), proxy_listener)
         _serve(connection, limits)
 
 
@@ -98,8 +101,8 @@ def _map_ids(pid: int, uid: int, gid: int) -> None:
             file.write(text)
 
 
-def _become_init(opening: Header, hidden: str, filter_program: bytes) -> None:
-    """Fresh mounts; then give up every privilege that made them."""
+def _become_init(opening: Header, hidden: str, filter_program: bytes) -> socket.socket | None:
+    """Fresh mounts and network; then give up every privilege that made them. Returns the owner's proxy's port."""
     kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
     scratch = f"size={opening['workspace_bytes']},nr_inodes={opening['inodes']},mode="
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
@@ -111,7 +114,7 @@ def _become_init(opening: Header, hidden: str, filter_program: bytes) -> None:
             kernel.mount("tmpfs", folder, "tmpfs", flags | kernel.MS_RDONLY, "size=4k,nr_inodes=1,mode=000")
     kernel.mount("proc", "/proc", "proc", flags | kernel.MS_NOEXEC, "hidepid=2")
     kernel.set_oom_score(_OOM_SCORE)
-    kernel.bring_up_loopback()
+    proxy_listener = network.set_up(opening)
     socket.sethostname(_HOSTNAME)
     os.umask(0o022)
     os.chdir("/workspace")
@@ -119,6 +122,7 @@ def _become_init(opening: Header, hidden: str, filter_program: bytes) -> None:
     kernel.drop_capabilities()
     kernel.set_dumpable(False)
     kernel.set_system_call_filter(filter_program)
+    return proxy_listener
 
 
 def _limits(opening: Header) -> Header:
