@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+import signal
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from palaestra.envs.errors import CellFull, SandboxDied, UsageError
@@ -18,13 +21,15 @@ _FILES_S = 30.0
 _CHUNK_BYTES = 32 << 20
 _FILES_A_FRAME = 1000
 _MIB = 1 << 20
+_SHELL_SIGKILL = 128 + signal.SIGKILL
+"""A shell's exit code when its last command was killed."""
 
 
 def opening(spec: SandboxSpec) -> dict[str, Any]:
     """The first frame of a cell: its limits."""
     return {
         "op": "open",
-        "memory_bytes": spec.memory_mib * _MIB,
+        "address_space_bytes": (spec.address_space_mib or spec.memory_mib) * _MIB,
         "pids": spec.pids,
         "file_bytes": spec.file_mib * _MIB,
         "workspace_bytes": spec.workspace_mib * _MIB,
@@ -39,13 +44,29 @@ async def open_cell(host: Host, spec: SandboxSpec) -> Connection:
     """Make a cell in the host. Raises ``SandboxDied`` when the host cannot."""
     try:
         connection = await Connection.open(host.socket)
-        header, _ = await connection.request(opening(spec), timeout_s=_FILES_S)
+        with _new_group(host, connection) as descriptors:
+            header, _ = await connection.request(opening(spec), timeout_s=_FILES_S, descriptors=descriptors)
     except OSError as error:
         raise SandboxDied(f"no cell could be made: {error or 'the supervisor did not answer in time'}") from error
     if "error" in header:
         connection.close()
         raise SandboxDied(f"no cell could be made: {header['text']}")
     return connection
+
+
+@contextlib.contextmanager
+def _new_group(host: Host, connection: Connection) -> Iterator[Sequence[int]]:
+    """Give the cell behind a new connection its control group; the open files with which it joins."""
+    if host.groups is None:
+        yield ()
+        return
+    try:
+        connection.group = host.groups.make()
+        with connection.group.join_files() as descriptors:
+            yield descriptors
+    except OSError:
+        connection.close()
+        raise
 
 
 class Cell:
@@ -79,7 +100,7 @@ class Cell:
             raise UsageError(f"result_kib must not be negative; got {result_kib}")
         self._check_open()
         if self._broken:
-            return _killed("cell", timed_out=False, wall_s=0.0)
+            return _killed("cell", timed_out=False, wall_s=0.0, oom_kills=0)
         header, source = _describe(command)
         header |= {"op": "run", "timeout_s": timeout_s, "env": dict(env or {}), "result_bytes": result_kib * 1024}
         most = 2 * self._spec.output_kib * 1024 + header["result_bytes"] + _MIB
@@ -91,9 +112,10 @@ class Cell:
                 raise SandboxDied(f"the cell could not serve the command: {reply['text']}")
         except (SandboxDied, TimeoutError) as error:
             timed_out = isinstance(error, TimeoutError)
-            await self._attribute(error)
-            return _killed("deadline" if timed_out else "cell", timed_out=timed_out, wall_s=timeout_s)
-        return _result(reply, blobs)
+            oom_kills = await self._attribute(error)
+            killed_by: KilledBy = "deadline" if timed_out else "memory" if oom_kills else "cell"
+            return _killed(killed_by, timed_out=timed_out, wall_s=timeout_s, oom_kills=oom_kills)
+        return _with_oom_kills(_result(reply, blobs), self._oom_kills())
 
     async def write(self, files: Mapping[str, bytes]) -> None:
         for path in files:
@@ -151,15 +173,26 @@ class Cell:
         try:
             return await self._connection.request(header, blobs, timeout_s=_FILES_S, max_reply_bytes=max_reply_bytes)
         except (SandboxDied, TimeoutError) as error:
-            await self._attribute(error)
+            if await self._attribute(error):
+                problem = f"the cell ran out of memory and broke; raise SandboxSpec.memory_mib={self._spec.memory_mib}"
+                raise CellFull(problem) from error
             raise CellFull(f"the program broke its cell: {error}") from error
 
-    async def _attribute(self, error: Exception) -> None:
-        """The cell is lost: it is the program's doing if the host is healthy, else ``SandboxDied``."""
+    async def _attribute(self, error: Exception) -> int:
+        """The cell is lost: it is the program's doing if the host is healthy, else ``SandboxDied``.
+
+        How many of its processes were killed for the memory of the cell.
+        """
         self._broken = True
         self._connection.close()
+        oom_kills = self._oom_kills()
         if not await self.host.healthy():
             raise SandboxDied(f"the sandbox host ended: {error}") from error
+        return oom_kills
+
+    def _oom_kills(self) -> int:
+        """Since the last request. Raises ``SandboxDied`` when it was not the cell's own memory that was short."""
+        return 0 if self._connection.group is None else self._connection.group.new_oom_kills()
 
 
 def _check_path(path: str) -> None:
@@ -216,6 +249,16 @@ def _result(reply: dict[str, Any], blobs: list[bytes]) -> ExecResult:
     )
 
 
-def _killed(by: KilledBy, *, timed_out: bool, wall_s: float) -> ExecResult:
+def _with_oom_kills(result: ExecResult, oom_kills: int) -> ExecResult:
+    """``result`` with what the owner read from the control group; the supervisor cannot see it."""
+    if not oom_kills:
+        return result
+    ended_by_it = result.killed_by is None and (result.signal == signal.SIGKILL or result.exit_code == _SHELL_SIGKILL)
+    if not ended_by_it:
+        return dataclasses.replace(result, oom_kills=oom_kills)
+    return dataclasses.replace(result, oom_kills=oom_kills, killed_by="memory", exit_code=None)
+
+
+def _killed(by: KilledBy, *, timed_out: bool, wall_s: float, oom_kills: int) -> ExecResult:
     """What is known of a command whose cell was lost."""
-    return ExecResult(None, None, b"", b"", 0, 0, b"", False, wall_s, 0.0, 0.0, timed_out, by, 0)
+    return ExecResult(None, None, b"", b"", 0, 0, b"", False, wall_s, 0.0, 0.0, timed_out, by, 0, oom_kills)

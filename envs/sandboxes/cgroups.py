@@ -83,7 +83,7 @@ def hierarchies(mountinfo: str, membership: str) -> dict[str, Hierarchy]:
 
     Takes the texts of ``/proc/self/mountinfo`` and ``/proc/self/cgroup`` (see proc(5) and cgroups(7)).
     """
-    own = {}
+    own: dict[str, str] = {}
     for line in membership.splitlines():
         _, names, path = line.split(":", 2)
         own |= dict.fromkeys(names.split(","), path)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 from palaestra.envs.errors import SandboxDied
+from palaestra.envs.sandboxes.cell_groups import CellGroup
 from palaestra.envs.sandboxes.supervisor.frames import (
     PREFIX,
     Header,
@@ -32,18 +34,35 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._max_reply_bytes = 0
         self._lengths: tuple[int, int] | None = None
+        self._socket: socket.socket | None = None
         self.lost = False
+        self.group: CellGroup | None = None
+        """The control group of the cell behind this connection; it ends with it."""
 
     @classmethod
     async def open(cls, path: Path) -> Connection:
         """Connect to the socket at ``path``. Raises OSError."""
-        _, connection = await asyncio.get_running_loop().create_unix_connection(cls, str(path))
+        loop = asyncio.get_running_loop()
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            await loop.sock_connect(end, str(path))
+            _, connection = await loop.create_unix_connection(cls, sock=end)
+        except BaseException:
+            end.close()
+            raise
+        connection._socket = end
         return connection
 
     async def request(
-        self, header: Header, blobs: Sequence[bytes] = (), *, timeout_s: float, max_reply_bytes: int = 1 << 16
+        self,
+        header: Header,
+        blobs: Sequence[bytes] = (),
+        *,
+        timeout_s: float,
+        max_reply_bytes: int = 1 << 16,
+        descriptors: Sequence[int] = (),
     ) -> Reply:
-        """Send a frame and wait for the answer.
+        """Send a frame, with open files where it is the connection's first, and wait for the answer.
 
         Raises ``SandboxDied`` at the end of the connection or on anything that is not a frame within
         ``max_reply_bytes``, and ``TimeoutError``. After either, and after a cancellation, the connection is closed: a
@@ -57,7 +76,10 @@ class Connection(asyncio.Protocol):
         waiter: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiter = waiter
         try:
-            self._transport.write(encode(header, blobs))
+            frame = encode(header, blobs)
+            if descriptors and self._socket is not None:  # a transport cannot send them; nothing waits in it yet
+                frame = frame[socket.send_fds(self._socket, [frame], descriptors) :]
+            self._transport.write(frame)
             for patience_s in (timeout_s, _BREATH_S):
                 # Not asyncio.timeout: it cancels us even when the reply came in the same pass of the loop.
                 if (await asyncio.wait([waiter], timeout=patience_s))[0]:
@@ -99,6 +121,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
+        if self.group is not None:
+            self.group.retire()
         self._fail(SandboxDied("the connection to the sandbox ended" + (f": {exc}" if exc else "")))
 
     def _fail(self, error: Exception) -> None:
