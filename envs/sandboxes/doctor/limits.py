@@ -82,20 +82,29 @@ def _words(result: ExecResult) -> str:
 _CHILDREN, _EACH_MIB = 8, 48
 _TOGETHER_MIB = _CHILDREN * _EACH_MIB
 _FILL_CELL = f"""
-import os
-read, write = os.pipe()
+import os, signal, socket
+ends = []
 for _ in range({_CHILDREN}):
+    ours, theirs = socket.socketpair()
     if os.fork() == 0:
-        os.close(read)
+        ours.close()
         held = b"x" * ({_EACH_MIB} << 20)
-        os.write(write, b".")
-        os.close(write)
-        __import__("signal").pause()
-os.close(write)
-full = 0
-while full < {_CHILDREN} and os.read(read, 1):
-    full += 1
-print(full * {_EACH_MIB}, "MiB")
+        theirs.send(b".")
+        theirs.recv(1)
+        theirs.send(b".")
+        signal.pause()
+    theirs.close()
+    ends.append(ours)
+for end in ends:
+    end.recv(1)  # by now it holds its share, or is dead
+alive = 0
+for end in ends:
+    try:
+        end.send(b"?")
+        alive += len(end.recv(1))
+    except OSError:
+        pass
+print(alive * {_EACH_MIB}, "MiB")
 """
 
 _STATUS = "print([l.split()[1] for l in open('/proc/self/status') if l.startswith('{}:')][0])"
