@@ -1,4 +1,4 @@
-"""``scripts/setup-podman``, as far as it can be run without changing the machine. CI runs the rest of it first of all."""
+"""``scripts/setup-podman``, as far as it can be run without changing the machine. CI begins by running all of it."""
 
 from __future__ import annotations
 

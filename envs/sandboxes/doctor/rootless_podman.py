@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from palaestra.envs.sandboxes.doctor.machine import MAKE_PODMAN, setting
+from palaestra.envs.sandboxes.doctor.machine import MAKE_PODMAN, read, setting
 from palaestra.envs.sandboxes.doctor.report import Check
 from palaestra.envs.sandboxes.podman import FIRST_CELL_ID
 from palaestra.envs.sandboxes.podman_service import PodmanService
@@ -22,6 +22,7 @@ from palaestra.envs.sandboxes.supervisor.main import CELL_IDS
 Info = Mapping[str, Any]
 """The object that ``podman info --format json`` prints."""
 _OLDEST = (4, 3)
+_CAP_SYS_ADMIN = 21
 _LOCKS = 2048
 """Podman's default for containers, pods and volumes together."""
 _INFO_S = 60.0
@@ -39,7 +40,7 @@ async def examine_podman(
         for kind in ("volume", "pod"):
             used += len((await service.command(kind, "ls", "--quiet", timeout_s=_INFO_S)).split())
         locks = int(settings.get("engine", {}).get("num_locks", _LOCKS)) - used
-    return (*judge_info(info, int(locks)), *judge_settings(settings, root), _id_helpers())
+    return (*judge_info(info, int(locks)), *judge_settings(settings, root), _id_helpers(root))
 
 
 def judge_info(info: Info, free_locks: int) -> tuple[Check, ...]:
@@ -134,18 +135,23 @@ def _ids(host: Info) -> Check:
     return Check("subordinate ids", tried, seen, "warning", advice)
 
 
-def _id_helpers() -> Check:
-    tried = "look at newuidmap and newgidmap"
+def _id_helpers(root: Path) -> Check:
+    """In a container whose root has no CAP_SYS_ADMIN, only a file capability lets newuidmap write an id map."""
+    name, tried = "id map helpers", "look at newuidmap and newgidmap"
+    bounding = next(
+        (line for line in read(root / "proc/self/status").splitlines() if line.startswith("CapBnd:")), "0: 0"
+    )
+    confined = not int(bounding.split()[1], 16) >> _CAP_SYS_ADMIN & 1
     weak = []
-    for name in ("newuidmap", "newgidmap"):
-        path = shutil.which(name)
-        if path is None or not (os.stat(path).st_mode & stat.S_ISUID or _has_capabilities(path)):
-            weak.append(f"{name} is {'missing' if path is None else 'not setuid'}")
+    for program in ("newuidmap", "newgidmap"):
+        path = shutil.which(program)
+        if path is None:
+            weak.append(f"{program} is missing")
+        elif not _has_capabilities(path) and (confined or not os.stat(path).st_mode & stat.S_ISUID):
+            weak.append(f"{program} has no file capability" if confined else f"{program} is not setuid")
     if weak:
-        return Check(
-            "id map helpers", tried, "; ".join(weak), "warning", "As root run: apt-get install --reinstall uidmap"
-        )
-    return Check("id map helpers", tried, "both are there and privileged", "ok")
+        return Check(name, tried, "; ".join(weak), "warning", f"{MAKE_PODMAN}, or reinstall the package uidmap.")
+    return Check(name, tried, "both are there and privileged", "ok")
 
 
 def _has_capabilities(path: str) -> bool:
