@@ -194,8 +194,8 @@ def cure(log: str) -> str:
         value = file.read_text().strip()
         if (name == "user.max_user_namespaces" and value == "0") or (wanted in "01" and value != wanted):
             return (
-                "This kernel refuses unprivileged user namespaces. Run `make podman` in a checkout of Palaestra (it says "
-                f"what it changes), or as root: sysctl -w {name}={wanted}"
+                "This kernel refuses unprivileged user namespaces. Run `make podman` in a checkout of Palaestra (it "
+                f"says what it changes), or as root: sysctl -w {name}={wanted}"
             )
     if "ermitted" in log or "ermission" in log:
         return (
