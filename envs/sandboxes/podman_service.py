@@ -181,6 +181,10 @@ def _settle(outcome: concurrent.futures.Future[_T], function: Callable[[], _T]) 
 _HUGETLB = "/sys/fs/cgroup/hugetlb"
 _CURES = (
     ("hybrid mode", f"as root run: mkdir -p {_HUGETLB} && mount -t cgroup -o hugetlb cgroup {_HUGETLB}"),
+    (
+        "write to uid_map failed",
+        "see `make podman`: newuidmap is refused here, as in a container without CAP_SYS_ADMIN",
+    ),
     ("newuidmap", "install the package uidmap"),
     ("subuid", "as root run: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER"),
     ("insufficient UIDs", "give the user more ids in /etc/subuid and /etc/subgid, then run: podman system migrate"),

@@ -31,7 +31,7 @@ fixed hash seed, sets iterate in the same order in every run."""
 _FIRST_FRAME_S = 10
 _JOIN_FILES = 3
 """Open files that may come with a first frame: one for each hierarchy of control groups."""
-_CELL_IDS = 50_000
+CELL_IDS = 50_000
 """Ids are used in turn; a rootless user has 65,536 of them unless /etc/subuid says otherwise."""
 _ORPHAN_S = 60
 """How long a supervisor waits for the lifeline of its owner before it gives up."""
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> NoReturn:
             with connection:
                 if os.fork() == 0:
                     listener.close()
-                    outer_id = int(first_id) + number % _CELL_IDS if int(first_id) else os.getuid()
+                    outer_id = int(first_id) + number % CELL_IDS if int(first_id) else os.getuid()
                     _handle(connection, control, outer_id, filter_program)
         except OSError as error:  # out of processes, memory or descriptors: this connection is refused, others go on
             sys.stderr.write(f"supervisor: {error}\n")

@@ -12,7 +12,7 @@ import errno
 import platform
 import struct
 
-_ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
 # name: (x86-64, aarch64), numbers from Linux's syscall tables; None where the architecture has no such call.
 _DENIED: dict[str, tuple[int | None, int | None]] = {
@@ -100,9 +100,9 @@ def denied_names() -> tuple[str, ...]:
 def build(machine: str | None = None) -> bytes:
     """The filter program for this machine (or ``machine``, as in ``uname -m``)."""
     machine = machine or platform.machine()
-    if machine not in _ARCHITECTURES:
-        raise OSError(errno.ENOTSUP, f"no system-call table for {machine}; cells run on {sorted(_ARCHITECTURES)}")
-    audit_arch, column = _ARCHITECTURES[machine]
+    if machine not in ARCHITECTURES:
+        raise OSError(errno.ENOTSUP, f"no system-call table for {machine}; cells run on {sorted(ARCHITECTURES)}")
+    audit_arch, column = ARCHITECTURES[machine]
     code = [
         _op(_LOAD, 0, 0, _OFFSET_ARCHITECTURE),
         _op(_JUMP_EQUAL, 1, 0, audit_arch),
