@@ -1,4 +1,4 @@
-"""What this user's Palaestra knows of images beyond what Podman does: which it pulled itself, and when each was used.
+"""What this user's Palaestra knows of images beyond what Podman does: where they came from, and when each was used.
 
 One small JSON file in the cache, changed under a lock. A lost or unreadable one costs nothing but the order of
 eviction: images that are not in it are never removed.
@@ -11,12 +11,18 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from palaestra.envs.sandboxes.claims import alone, cache_folder
 
 _log = logging.getLogger(__name__)
+
+
+Origin = Literal["made", "built", "pulled", "found"]
+"""Made from this machine's Python; built from a Containerfile; pulled by Palaestra, which may remove it; or found here
+when it was first used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +32,7 @@ class ImageRecord:
     image_id: str
     name: str
     """The name that it was used by last."""
-    pulled: bool
-    """Palaestra pulled it, so Palaestra may remove it."""
+    origin: Origin
     used_s: float
     """When it was used last: seconds since the epoch."""
 
@@ -44,28 +49,19 @@ class ImageRecords:
         with alone(self._lock):
             return sorted(self._read().values(), key=lambda record: record.used_s)
 
-    def used(self, image_id: str, name: str, *, pulled: bool = False) -> None:
-        """Note that an image is used now; ``pulled`` notes, for good, that Palaestra pulled it."""
+    def used(self, image_id: str, name: str, origin: Origin | None = None) -> None:
+        """Note that an image is used now. ``origin`` None: what is known already, else it was found here."""
 
         def change(records: dict[str, ImageRecord]) -> None:
             known = records.get(image_id)
-            ours = pulled or (known is not None and known.pulled)
-            records[image_id] = ImageRecord(image_id, name, ours, time.time())
+            whence = origin or (known.origin if known else "found")
+            records[image_id] = ImageRecord(image_id, name, whence, time.time())
 
         self._change(change)
 
     def forget(self, image_id: str) -> None:
         """Drop an image that is gone."""
         self._change(lambda records: records.pop(image_id, None))
-
-    def disown(self, image_id: str) -> None:
-        """The user gave the image a name of their own, so it is no longer Palaestra's to remove."""
-
-        def change(records: dict[str, ImageRecord]) -> None:
-            if image_id in records:
-                records[image_id] = replace(records[image_id], pulled=False)
-
-        self._change(change)
 
     def _change(self, change: Callable[[dict[str, ImageRecord]], object]) -> None:
         with alone(self._lock):

@@ -147,7 +147,12 @@ class PodmanHost:
             binds[OWN_PREFIX] = (own.folder, False)
         command = (image.interpreter, "-I", "-S", f"{CONTROL}.zip", CONTROL, str(FIRST_CELL_ID), *preload)
         wanted = Wanted(self.name, self._lease.file, image.image_id, command, binds, self._runtime)
-        made = await self._service.call(lambda client: _create(client, wanted))
+        try:
+            made = await self._service.call(lambda client: _create(client, wanted))
+        except SandboxUnavailable as error:
+            if self._runtime is None:
+                raise
+            raise SandboxUnavailable(f"with the OCI runtime {self._runtime!r}: {error}") from error
         _check(differences(wanted, made, _runtime_config(made)))
         process = Path("/proc", str(made["State"]["Pid"]))
         self._lifeline = await connect_lifeline(self.socket, lambda: _why_it_ended(process, image))

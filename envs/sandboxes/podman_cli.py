@@ -26,7 +26,8 @@ class PodmanFailed(SandboxUnavailable):
     """A command of Podman's failed; ``output`` is the end of what it printed."""
 
     def __init__(self, problem: str, output: str) -> None:
-        super().__init__(f"{problem}: {output}{cure(output)}")
+        errors = [line for line in output.splitlines() if line.startswith("Error")]
+        super().__init__(f"{problem}: {errors[-1] if errors else output}{cure(output)}")
         self.output = output
 
 

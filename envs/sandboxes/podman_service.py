@@ -170,6 +170,7 @@ _CURES = (
     ("insufficient UIDs", "give the user more ids in /etc/subuid and /etc/subgid, then run: podman system migrate"),
     ("keyring", "put `keyring = false` under [containers] in ~/.config/containers/containers.conf"),
     ("/dev/net/tun", "no network is needed; is --network=none being overridden in containers.conf?"),
+    ("OCI runtime", "install that runtime, or give its path in containers.conf under [engine.runtimes]"),
     ("XDG_RUNTIME_DIR", "set XDG_RUNTIME_DIR to a folder of your own with mode 0700"),
 )
 
