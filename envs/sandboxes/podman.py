@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ _KIND = "podman"
 _REMOVE_S = 15.0
 _HOSTS = "127.0.0.1 localhost cell\n::1 localhost\n"
 """/etc/hosts of a container: Podman's own would hold the names that this machine knows."""
+_log = logging.getLogger(__name__)
 
 
 class PodmanBackend:
@@ -57,6 +59,7 @@ class PodmanBackend:
             raise
         self._image: Image | None = None
         self._own: OwnPython | None = None
+        self._python: str | None = None
         self._preparing = asyncio.Lock()
 
     @property
@@ -69,11 +72,23 @@ class PodmanBackend:
             image = await self._prepare()
         host = PodmanHost(self.service, Lease(_KIND), self._spec.runtime)
         try:
-            await host.start(image, self._own, self._spec.preload)
+            await self._start(host, image)
         except BaseException:
             await asyncio.shield(host.close())
             raise
         return host
+
+    async def _start(self, host: PodmanHost, image: Image) -> None:
+        """Start it, and see that its programs get the same Python as those of the hosts before."""
+        python = await host.start(image, self._own, self._spec.preload)
+        if self._python is None:
+            _log.info("programs in %s run %s", image.name, python)
+            self._python = python
+        elif python != self._python:
+            raise SandboxUnavailable(
+                f"the python3 of {image.name} did not start in time, or did before: a new host would run {python}, "
+                f"and others run {self._python}; is the machine overloaded?"
+            )
 
     async def close(self) -> None:
         try:
@@ -129,8 +144,9 @@ class PodmanHost:
     def socket(self) -> Path:
         return self._lease.folder / "control" / SOCKET_NAME
 
-    async def start(self, image: Image, own: OwnPython | None, preload: tuple[str, ...]) -> None:
-        """Create the container, compare it with what was asked, and wait for its supervisor.
+    async def start(self, image: Image, own: OwnPython | None, preload: tuple[str, ...]) -> str:
+        """Create the container, compare it with what was asked, and wait for its supervisor; returns the path of the
+        Python that it runs.
 
         ``own`` is the interpreter that is bound beside the image's files, where the image needs one.
         """
@@ -138,7 +154,11 @@ class PodmanHost:
         (folder / "control").mkdir(mode=0o700)
         (folder / "supervisor.zip").write_bytes(supervisor_zip())
         (folder / "hosts").write_text(_HOSTS)
+        (folder / "empty").mkdir(mode=0o755)
         binds = {
+            # Cells mount their own file systems there, so the folders must exist, whatever the image has.
+            "/workspace": (folder / "empty", False),
+            "/tmp": (folder / "empty", False),
             CONTROL: (folder / "control", True),
             f"{CONTROL}.zip": (folder / "supervisor.zip", False),
             "/etc/hosts": (folder / "hosts", False),
@@ -156,7 +176,9 @@ class PodmanHost:
         _check(differences(wanted, made, _runtime_config(made)))
         process = Path("/proc", str(made["State"]["Pid"]))
         self._lifeline = await connect_lifeline(self.socket, lambda: _why_it_ended(process, image))
-        _check(status_differences(await supervisor_status(self.socket)))
+        status, python = await supervisor_status(self.socket)
+        _check(status_differences(status))
+        return python
 
     async def healthy(self) -> bool:
         return not self._closed and await answers(self.socket)
@@ -173,15 +195,14 @@ class PodmanHost:
             self._lease.release()
 
 
-async def supervisor_status(socket: Path) -> dict[str, str]:
-    """Lines of /proc/1/status as the supervisor reads them."""
+async def supervisor_status(socket: Path) -> tuple[dict[str, str], str]:
+    """Lines of /proc/1/status as the supervisor reads them, and the path of its interpreter."""
     connection = await Connection.open(socket)
     try:
         header, _ = await connection.request({"op": "ping"}, timeout_s=10)
     finally:
         connection.close()
-    status: dict[str, str] = header["status"]
-    return status
+    return header["status"], header["python"]
 
 
 def _create(client: Any, wanted: Wanted) -> dict[str, Any]:

@@ -21,9 +21,6 @@ CAPABILITIES = ("SETGID", "SETUID", "SYS_ADMIN")
 _CAPABILITY_BITS = {"SETGID": 6, "SETUID": 7, "SYS_ADMIN": 21}
 _ULIMITS = {"core": 0, "nofile": 1024}
 _SHARED_MEMORY_BYTES = 1 << 20
-_SCRATCH = ("/tmp", "/workspace")
-"""Cells mount their own file systems there, so the folders must exist, whatever the image has; these stay empty."""
-_SCRATCH_OPTIONS = {"size=4k", "mode=0555", "ro"}
 _KERNEL_FILE_SYSTEMS = {
     "/dev": "tmpfs",
     "/dev/mqueue": "mqueue",
@@ -74,15 +71,8 @@ class Wanted:
             "stop_timeout": 0,
             "ulimits": [{"Name": name, "Soft": value, "Hard": value} for name, value in _ULIMITS.items()],
             "mounts": [
-                *(
-                    {"type": "bind", "source": str(source), "target": target, "read_only": not writable}
-                    for target, (source, writable) in self.binds.items()
-                ),
-                *(
-                    {"type": "tmpfs", "source": "tmpfs", "target": target, "size": "4k", "mode": "0555"}
-                    | {"read_only": True}
-                    for target in _SCRATCH
-                ),
+                {"type": "bind", "source": str(source), "target": target, "read_only": not writable}
+                for target, (source, writable) in self.binds.items()
             ],
         }
 
@@ -148,24 +138,26 @@ def _configured(config: Mapping[str, Any]) -> Iterator[_Check]:
     yield "masked paths", [], linux.get("maskedPaths") or []
     yield "read-only paths", [], linux.get("readonlyPaths") or []
     yield "hooks", {}, config.get("hooks") or {}
-    yield "proxy variables", [], [each for each in process.get("env") or () if "_proxy=" in each.lower()]
+    names = [each.partition("=")[0] for each in process.get("env") or ()]  # a proxy's address may hold a password
+    yield "proxy variables", [], [name for name in names if name.lower().endswith("_proxy")]
 
 
 def _mounted(wanted: Wanted, container_id: str, mounts: Sequence[Mapping[str, Any]]) -> Iterator[_Check]:
-    asked: dict[str, tuple[str, ...]] = dict.fromkeys(_SCRATCH, ("empty",))
-    for target, (source, writable) in wanted.binds.items():
-        asked[target] = ("bind", str(source), "rw" if writable else "ro")
-    got: dict[str, tuple[str, ...]] = {}
+    asked = {
+        target: ("bind", str(source), "rw" if writable else "ro") for target, (source, writable) in wanted.binds.items()
+    }
+    got = {}
     for mount in mounts:
-        target, kind, source = mount["destination"], mount.get("type"), mount.get("source", "")
-        options = set(mount.get("options") or ())
-        if kind == "tmpfs" and options >= _SCRATCH_OPTIONS:
-            got[target] = ("empty",)
-        elif kind == "bind" and f"/{container_id}/userdata/" not in f"{source}/":
-            got[target] = ("bind", source, "ro" if "ro" in options else "rw")
-        elif kind != "bind" and _KERNEL_FILE_SYSTEMS.get(target) != str(kind).removesuffix("2"):
-            got[target] = (str(kind), source)
-    yield from ((f"mount {name}", asked.get(name), got.get(name)) for name in sorted({*asked, *got}))
+        target, kind, source = str(mount["destination"]), str(mount.get("type")), str(mount.get("source"))
+        mode = "ro" if "ro" in (mount.get("options") or ()) else "rw"
+        podmans_own = (
+            f"/{container_id}/userdata/" in f"{source}/"
+            if kind == "bind"
+            else _KERNEL_FILE_SYSTEMS.get(target) == kind.removesuffix("2")
+        )
+        if target in asked or not podmans_own:
+            got[target] = (kind, source, mode)
+    yield from ((f"mount {target}", asked.get(target), got.get(target)) for target in sorted({*asked, *got}))
 
 
 def status_differences(status: Mapping[str, str]) -> list[str]:

@@ -92,7 +92,7 @@ def _handle(connection: socket.socket, control: str, outer_id: int, filter_progr
         if operation == "open":
             cell.start(connection, message[0], control, outer_id, filter_program)  # type: ignore[index]
         elif operation == "ping":
-            connection.sendall(encode({"status": _own_status()}))
+            connection.sendall(encode({"status": _own_status(), "python": sys.executable}))
         elif operation == "lifeline":
             _hold_lifeline(connection)
         status = 0

@@ -205,3 +205,15 @@ def remove_images(wanted: Callable[[str], bool]) -> None:
 def podman_output(*arguments: str) -> str:
     done = subprocess.run(["podman", *arguments], capture_output=True, text=True, timeout=120, check=False)
     return done.stdout
+
+
+@pytest.fixture
+def find_runtime() -> Callable[[str], str]:
+    """The name of an OCI runtime that is installed."""
+
+    def find(name: str) -> str:
+        if shutil.which(name, path="/usr/bin:/usr/sbin:/usr/local/bin:/usr/local/sbin") is None:
+            required(f"there is no {name}; run: apt-get install {name}")
+        return name
+
+    return find
