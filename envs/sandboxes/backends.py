@@ -6,7 +6,7 @@ import logging
 import os
 from typing import Literal, get_args
 
-from palaestra.envs.errors import SandboxUnavailable, UsageError
+from palaestra.envs.errors import ImageUnavailable, SandboxUnavailable, UsageError
 from palaestra.envs.sandboxes.bubblewrap import BubblewrapBackend
 from palaestra.envs.sandboxes.host import Backend
 from palaestra.envs.sandboxes.podman import PodmanBackend
@@ -36,7 +36,7 @@ async def open_pool(
     if cells_per_host < 1 or warm < 0:
         raise UsageError(f"cells_per_host must be at least 1 and warm not negative: {cells_per_host}, {warm}")
     problems = []
-    for name in candidates(backend):
+    for name in candidates(backend, spec):
         try:
             pool = Pool(make_backend(name, spec), spec, cells_per_host=cells_per_host, warm=warm)
             try:
@@ -44,6 +44,8 @@ async def open_pool(
             except BaseException:
                 await pool.close()
                 raise
+        except ImageUnavailable:  # it would be missing on any backend
+            raise
         except SandboxUnavailable as error:
             problems.append(f"{name}: {error}")
             _log.info("sandbox backend %s does not work here: %s", name, error)
@@ -52,17 +54,25 @@ async def open_pool(
     raise SandboxUnavailable("no sandbox backend works on this machine.\n" + "\n".join(problems))
 
 
-def candidates(backend: str) -> tuple[str, ...]:
-    """The backends to try, in order."""
+def candidates(backend: str, spec: SandboxSpec = _DEFAULT_SPEC) -> tuple[str, ...]:
+    """The backends to try, in order; only Podman for what needs containers."""
     asked = os.environ.get(ENVIRONMENT_VARIABLE, "auto") or "auto" if backend == "auto" else backend
     names = get_args(BackendName)
     if asked not in names:
         raise UsageError(f"unknown sandbox backend {asked!r}; choose one of {', '.join(names)}")
-    return ("podman", "bubblewrap") if asked == "auto" else (asked,)
+    if asked != "auto":
+        return (asked,)
+    return ("podman", "bubblewrap") if spec.image is None and spec.runtime is None else ("podman",)
 
 
 def make_backend(name: str, spec: SandboxSpec) -> Backend:
     """The backend of that name. Raises ``SandboxUnavailable`` when this machine lacks what it needs."""
     if name == "podman":
         return PodmanBackend(spec)
+    for option, value in (("image", spec.image), ("runtime", spec.runtime)):
+        if value is not None:
+            raise SandboxUnavailable(
+                f"SandboxSpec.{option}={value!r} needs Podman: bubblewrap has this machine's files and no others; "
+                "run as an ordinary user with Podman (`palaestra doctor` says what it still needs here)"
+            )
     return BubblewrapBackend(spec)

@@ -29,16 +29,21 @@ _START_S = 20
 _T = TypeVar("_T")
 
 
+_KEPT = ("PATH", "HOME", "USER", "XDG_RUNTIME_DIR")
+_FOR_REGISTRIES = ("CONTAINERS_REGISTRIES_CONF", "REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+
+
 def environment() -> dict[str, str]:
-    """What Podman needs of our environment, and nothing that would change what it does."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "USER", "XDG_RUNTIME_DIR") if name in os.environ}
+    """What Podman needs of our environment, to reach registries too, and nothing that would change containers."""
+    kept = {name: os.environ[name] for name in (*_KEPT, *_FOR_REGISTRIES, *_PROXIES) if name in os.environ}
     return {**kept, "PODMAN_IGNORE_CGROUPSV1_WARNING": "1", "LC_ALL": "C.UTF-8"}
 
 
 class PodmanService:
     """One user's Podman. Raises ``SandboxUnavailable`` at once where it cannot work."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, runtime: str | None = None) -> None:
         if os.getuid() == 0:
             raise SandboxUnavailable(
                 "sandboxes use rootless Podman only, and this process is root: run as an ordinary user "
@@ -50,34 +55,12 @@ class PodmanService:
         if importlib.util.find_spec("podman") is None:
             raise SandboxUnavailable("the Python client of Podman is missing; run: pip install 'palaestra[podman]'")
         self._program, self._socket = program, socket
+        # The API takes no runtime for a container: it accepts the option and ignores it.
+        self._options = () if runtime is None else (f"--runtime={runtime}",)
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._caller: threading.Thread | None = None
-
-    async def command(self, *arguments: str, timeout_s: float = _CALL_S) -> str:
-        """Run ``podman ARGUMENTS`` and return what it printed."""
-        process = await asyncio.create_subprocess_exec(
-            self._program,
-            *arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment(),
-        )
-        try:
-            async with asyncio.timeout(timeout_s):
-                stdout, stderr = await process.communicate()
-        except TimeoutError:
-            raise SandboxUnavailable(f"`podman {arguments[0]}` did not end within {timeout_s:.0f} s") from None
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await asyncio.shield(process.wait())
-        if process.returncode != 0:
-            text = stderr.decode("utf-8", "replace").strip()
-            raise SandboxUnavailable(f"`podman {arguments[0]}` failed: {text[-500:]}{cure(text)}")
-        return stdout.decode("utf-8", "replace")
 
     async def call(self, function: Callable[[Any], _T]) -> _T:
         """``function(client)`` with a ``podman.PodmanClient``, in a thread, one call after the other.
@@ -147,6 +130,7 @@ class PodmanService:
         try:
             return await asyncio.create_subprocess_exec(
                 self._program,
+                *self._options,
                 "system",
                 "service",
                 f"--time={_IDLE_S}",
@@ -190,6 +174,7 @@ _CURES = (
     ("insufficient UIDs", "give the user more ids in /etc/subuid and /etc/subgid, then run: podman system migrate"),
     ("keyring", "put `keyring = false` under [containers] in ~/.config/containers/containers.conf"),
     ("/dev/net/tun", "no network is needed; is --network=none being overridden in containers.conf?"),
+    ("OCI runtime", "install that runtime, or give its path in containers.conf under [engine.runtimes]"),
     ("XDG_RUNTIME_DIR", "set XDG_RUNTIME_DIR to a folder of your own with mode 0700"),
 )
 
