@@ -158,6 +158,8 @@ class Cell:
         """The cell is lost: it is the program's doing if the host is healthy, else ``SandboxDied``."""
         self._broken = True
         self._connection.close()
+        if self._connection.broke_protocol:
+            raise SandboxDied(f"the sandbox host is at fault: {error}") from error
         if not await self.host.healthy():
             raise SandboxDied(f"the sandbox host ended: {error}") from error
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,17 @@ from palaestra.envs.sandboxes.bundle import supervisor_zip
 from palaestra.envs.sandboxes.connection import Connection
 from palaestra.envs.sandboxes.host import answers, connect_lifeline
 from palaestra.envs.sandboxes.image import HostImage, host_image
-from palaestra.envs.sandboxes.leases import Lease, abandoned, is_abandoned
+from palaestra.envs.sandboxes.leases import Lease
 from palaestra.envs.sandboxes.podman_service import PodmanService
 from palaestra.envs.sandboxes.protocol import SandboxSpec
+from palaestra.envs.sandboxes.reap import LABEL, SERVICE_KIND, reap, remove_container
 from palaestra.envs.sandboxes.supervisor.main import SOCKET_NAME
 
 CONTROL = "/run/palaestra"
-LABEL = "palaestra.lease"
-"""A container's label: the absolute path of its owner's lease file. Podman lists the containers of all processes of a
-user, whose runtime folders may differ."""
 FIRST_CELL_ID = 10_000
 """Cells get the container's ids from here on, each its own."""
 _KIND = "podman"
 _CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID")
-_REMOVE_S = 15.0
 
 
 class PodmanBackend:
@@ -43,7 +39,7 @@ class PodmanBackend:
 
     def __init__(self, spec: SandboxSpec) -> None:
         self._preload = spec.preload
-        self._lease = Lease("service")
+        self._lease = Lease(SERVICE_KIND)
         try:
             self.service = PodmanService(self._lease.folder / "api.sock")
         except SandboxUnavailable:
@@ -55,7 +51,7 @@ class PodmanBackend:
     async def start_host(self) -> PodmanHost:
         async with self._preparing:
             if self._prepared is None:
-                await self._remove_abandoned()
+                await reap(self.service)
                 self._prepared = await ensure_image(self.service)
         host = PodmanHost(self.service, Lease(_KIND))
         try:
@@ -70,22 +66,6 @@ class PodmanBackend:
             await self.service.close()
         finally:
             self._lease.release()
-
-    async def _remove_abandoned(self) -> None:
-        """Containers whose owner died without closing them."""
-        for _ in abandoned("service"):
-            pass
-        labelled = await self.service.call(
-            lambda client: [
-                (item.name, item.labels.get(LABEL, ""))
-                for item in client.containers.list(all=True, filters={"label": LABEL})
-            ]
-        )
-        for name, lease in labelled:
-            if is_abandoned(Path(lease)):
-                await self.service.call(functools.partial(_remove, name=name))
-        for _ in abandoned(_KIND):
-            pass
 
 
 class PodmanHost:
@@ -119,8 +99,12 @@ class PodmanHost:
         if status["NoNewPrivs"] != "1" or status["Seccomp"] != "2":
             raise SandboxUnavailable(f"the container runs without no_new_privs or without Podman's seccomp: {status}")
 
+    @property
+    def ended(self) -> bool:
+        return self._closed or (self._lifeline is not None and self._lifeline.lost)
+
     async def healthy(self) -> bool:
-        return not self._closed and await answers(self.socket)
+        return not self.ended and await answers(self.socket)
 
     async def close(self) -> None:
         if self._closed:
@@ -129,7 +113,7 @@ class PodmanHost:
         try:
             if self._lifeline is not None:
                 self._lifeline.close()  # the supervisor, and so the container, ends at once
-            await self._service.call(lambda client: _remove(client, self.name))
+            await self._service.call(functools.partial(remove_container, name=self.name), repeatable=True)
         finally:
             self._lease.release()
 
@@ -205,19 +189,3 @@ def differences(wanted: dict[str, Any], made: dict[str, Any]) -> list[str]:
         ),
     ]
     return [f"{what}: asked {asked!r}, got {got!r}" for what, asked, got in checks if asked != got]
-
-
-def _remove(client: Any, name: str) -> None:
-    """Remove a container that may be ending, or be removed by Podman itself, at this moment."""
-    from podman.errors import APIError, NotFound
-
-    deadline = time.monotonic() + _REMOVE_S
-    while client.containers.exists(name):
-        try:
-            client.containers.get(name).remove(force=True)
-        except NotFound:
-            return
-        except APIError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
