@@ -111,7 +111,12 @@ class Fleet:
         self._serve_waiters()
         if slot.idle:
             slot.idle_since = time.monotonic()
-            self._shrink_later()
+        self._shrink_later()
+
+    def keep_warm(self, slot: Slot) -> None:
+        """A cell of the slot is nobody's until it is handed out."""
+        slot.warm += 1
+        self._shrink_later()
 
     def retire(self, slot: Slot, reason: Retirement) -> None:
         """Put no more cells into a host."""

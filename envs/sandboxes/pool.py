@@ -241,7 +241,7 @@ class Pool:
     async def _fill(self) -> None:
         slot, connection = await self._make()
         self._warm.append(_Warm(slot, connection))
-        slot.warm += 1
+        self.fleet.keep_warm(slot)
 
     def _filled(self, task: asyncio.Task[None]) -> None:
         self._filling.discard(task)

@@ -78,7 +78,7 @@ def make_pool(backend: FakeBackend, *, acquire_s: float = 60.0) -> Pool:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.005)
 
 
