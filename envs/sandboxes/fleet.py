@@ -18,6 +18,7 @@ from palaestra.envs.sandboxes.waiting import back_off, cancel_all
 _ATTEMPTS = 3
 _BACK_OFF_S = 0.2
 _START_S = 90.0
+_ENDING_S = 1.0
 _CANCEL_S = 30.0
 _CLOSE_S = 60.0
 _CLOSE_EACH_S = 1.0
@@ -128,13 +129,15 @@ class Fleet:
             self._leaving.add(slot)
             self._counts.hosts_retired[reason] += 1
             self._on_retire(slot)
+            # That its lifeline is cut may be seen a little later than that it does not answer.
+            asyncio.get_running_loop().call_later(_ENDING_S, self._close_when_done, slot)
         self._close_when_done(slot)
 
     async def judge(self, slot: Slot) -> bool:
         """Whether the host is well; one that is not is retired. Raises ``SandboxBusy`` where it cannot be known."""
         if not slot.host.ended and await slot.host.healthy():
             return True
-        self.retire(slot, "ended" if slot.host.ended else "silent")
+        self.retire(slot, "failed")
         return False
 
     async def close(self) -> None:
@@ -166,7 +169,7 @@ class Fleet:
 
     def _with_room(self) -> Slot | None:
         for slot in [slot for slot in self.slots if slot.host.ended]:
-            self.retire(slot, "ended")
+            self.retire(slot, "failed")
         return next((slot for slot in self.slots if slot.cells < self._cells_per_host), None)
 
     def _serve_waiters(self) -> None:

@@ -292,5 +292,5 @@ class _PooledCell(Cell):
         try:
             await super()._attribute(error)
         except SandboxDied:
-            self._pool.fleet.retire(self._slot, "ended" if self.host.ended else "silent")
+            self._pool.fleet.retire(self._slot, "failed")
             raise

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Retirement = Literal["ended", "silent", "protocol", "idle"]
-"""Why a host was given up: its supervisor is gone; it does not answer; it sent what is no frame; nobody needed it."""
+Retirement = Literal["failed", "protocol", "idle"]
+"""Why a host was given up: its supervisor is gone or does not answer; it sent what is no frame; nobody needed it."""
 _LATEST = 1000
 
 
