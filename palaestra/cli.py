@@ -98,6 +98,16 @@ def doctor_command(
     return run_doctor(_console(), as_json=json)
 
 
+@command(app, "gc")
+def gc_command(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed")] = False,
+) -> int:
+    """Remove what killed processes have left: containers, folders and processes of sandboxes that nobody owns."""
+    from palaestra.commands.gc import run_gc
+
+    return run_gc(_console(), dry_run=dry_run)
+
+
 @command(tasks_app, "list")
 def tasks_list(tasks: TasksOption = "builtin", limit: LimitOption = None) -> None:
     """List the tasks of a set."""

@@ -188,6 +188,8 @@ class Cell:
         self._broken = True
         self._connection.close()
         oom_kills = self._oom_kills()
+        if self._connection.broke_protocol:
+            raise SandboxDied(f"the sandbox host is at fault: {error}") from error
         if not await self.host.healthy():
             raise SandboxDied(f"the sandbox host ended: {error}") from error
         return oom_kills

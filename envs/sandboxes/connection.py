@@ -10,6 +10,7 @@ from pathlib import Path
 from palaestra.envs.errors import SandboxDied
 from palaestra.envs.sandboxes.cell_groups import CellGroup
 from palaestra.envs.sandboxes.supervisor.frames import (
+    MAGIC,
     PREFIX,
     Header,
     MalformedFrame,
@@ -20,6 +21,7 @@ from palaestra.envs.sandboxes.supervisor.frames import (
 
 Reply = tuple[Header, list[bytes]]
 
+_OPEN_S = 10.0
 _BREATH_S = 1.0
 """How long a request waits on past its timeout: when our event loop stood still, the timeout is over before the reply,
 which is there, was read."""
@@ -38,11 +40,14 @@ class Connection(asyncio.Protocol):
         self.lost = False
         self.group: CellGroup | None = None
         """The control group of the cell behind this connection."""
+        self.broke_protocol = False
+        """The other end sent what is no frame, which no program can make it do. (A frame that is too large is one.)"""
 
     @classmethod
     async def open(cls, path: Path) -> Connection:
-        """Connect to the socket at ``path``. Raises OSError."""
-        _, connection = await asyncio.get_running_loop().create_unix_connection(cls, str(path))
+        """Connect to the socket at ``path``. Raises OSError, also when nobody accepts in time."""
+        async with asyncio.timeout(_OPEN_S):
+            _, connection = await asyncio.get_running_loop().create_unix_connection(cls, str(path))
         return connection
 
     @classmethod
@@ -111,6 +116,7 @@ class Connection(asyncio.Protocol):
             text_end = PREFIX.size + self._lengths[0]
             reply = decode_body(bytes(self._buffer[PREFIX.size : text_end]), bytes(self._buffer[text_end:]))
         except MalformedFrame as error:
+            self.broke_protocol = self._lengths is not None or not self._buffer.startswith(MAGIC)
             self._fail(SandboxDied(f"the supervisor broke the protocol: {error}"))
             self.close()
             return
