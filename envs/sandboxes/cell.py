@@ -18,7 +18,8 @@ GRACE_S = 5.0
 """How long past a command's own deadline the owner waits for the supervisor before it gives the cell up."""
 MAX_TIMEOUT_S = 86_400.0
 _FILES_S = 30.0
-_CHUNK_BYTES = 32 << 20
+_CHUNK_BYTES = 4 << 20
+"""A frame takes twice its size of the cell's memory while it is written to files."""
 _FILES_A_FRAME = 1000
 _MIB = 1 << 20
 _SHELL_SIGKILL = 128 + signal.SIGKILL

@@ -23,7 +23,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from palaestra.envs.errors import SandboxDied, SandboxUnavailable
-from palaestra.envs.sandboxes.cgroups import JOIN_FILE, PREFIX, Delegation, Version, find_delegation, version_of
+from palaestra.envs.sandboxes.cgroups import (
+    JOIN_FILE,
+    PREFIX,
+    Delegation,
+    Version,
+    find_delegation,
+    lock,
+    make_locked,
+    remove_group,
+    version_of,
+)
 from palaestra.envs.sandboxes.protocol import SandboxSpec
 
 _CPU_PERIOD_US = 100_000
@@ -80,14 +90,14 @@ class CellGroup:
 
     def _count(self) -> None:
         if self._memory is not None:
-            with contextlib.suppress(FileNotFoundError):  # removed already
+            with contextlib.suppress(OSError):  # removed already
                 kills = _oom_kills(self._memory)
                 if kills > self._kills:
                     self._kills, self._limit_met = kills, _limit_was_met(self._memory)
 
     def removed(self) -> bool:
         """Remove what can be removed now; whether that is all of it."""
-        self.folders = tuple(folder for folder in self.folders if not _remove_group(folder))
+        self.folders = tuple(folder for folder in self.folders if not remove_group(folder))
         return not self.folders
 
 
@@ -104,7 +114,7 @@ class HostGroups:
             for place in dict.fromkeys(folders.values()):
                 names = [controller for controller in folders if folders[controller] == place]
                 folder = place / f"{PREFIX}{name}"
-                self._locks[folder] = _make_locked(folder)
+                self._locks[folder] = make_locked(folder)
                 version = version_of(folder)
                 if version == 2:
                     (folder / "cgroup.subtree_control").write_text(" ".join(f"+{controller}" for controller in names))
@@ -113,8 +123,7 @@ class HostGroups:
                     self._memory = folder
         except OSError as error:
             self._give_up()
-            text = f"no control group can be made for the cells of a host: {error.filename}: {error.strerror}"
-            raise SandboxUnavailable(text) from error
+            raise SandboxUnavailable(f"no control group can be made for the cells of a host: {error}") from error
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -155,7 +164,7 @@ class HostGroups:
 
     def _give_up(self) -> None:
         for folder, descriptor in self._locks.items():
-            _remove_group(folder)
+            remove_group(folder)
             os.close(descriptor)
         self._locks.clear()
         self.retired.clear()
@@ -219,7 +228,7 @@ async def remove_abandoned(found: Delegation) -> list[Path]:
         for place in set(found.controllers.values()):
             for folder in place.glob(f"{PREFIX}*"):
                 with contextlib.suppress(OSError):  # held by a live owner, or removed by another start
-                    abandoned[folder] = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    abandoned[folder] = lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         left = await _removed_within(_REMOVE_S, tuple(abandoned))
         if left:
             _log.warning("processes of an earlier run are still in %s; the next start removes it", left[0])
@@ -233,27 +242,6 @@ async def remove_abandoned(found: Delegation) -> list[Path]:
 def _warn_of_memory(problem: str) -> None:
     """Once in the life of a process for each reason."""
     _log.warning("the memory of a cell as a whole is not bounded, only that of each of its processes: %s", problem)
-
-
-def _make_locked(folder: Path) -> int:
-    """Make a group and hold it; the descriptor of the lock. Raises OSError."""
-    while True:
-        folder.mkdir(exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # another start took it for abandoned before it was locked
-            return _lock(folder, fcntl.LOCK_EX)
-
-
-def _lock(folder: Path, how: int) -> int:
-    """Lock the folder that has this name now. Raises OSError; FileNotFoundError when it is gone."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, how)
-        if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
-            raise FileNotFoundError(2, "replaced meanwhile", str(folder))
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 async def _removed_within(seconds: float, folders: tuple[Path, ...]) -> list[Path]:
@@ -272,19 +260,8 @@ def _remove_tree(folder: Path) -> bool:
         inner = [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return True
-    left = [path for path in inner if not _remove_group(Path(path))]
-    return not left and _remove_group(folder)
-
-
-def _remove_group(folder: Path) -> bool:
-    """Whether the group no longer exists."""
-    try:
-        os.rmdir(folder)
-    except FileNotFoundError:
-        pass
-    except OSError:  # a process or a group is still in it
-        return False
-    return True
+    left = [path for path in inner if not remove_group(Path(path))]
+    return not left and remove_group(folder)
 
 
 def _write(file: Path, value: str) -> None:

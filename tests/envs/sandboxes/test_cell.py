@@ -27,6 +27,7 @@ class RefusingHost:
 
     def __init__(self, socket: Path, alive: bool) -> None:
         self.socket, self.alive = socket, alive
+        self.groups = None
 
     async def healthy(self) -> bool:
         return self.alive
