@@ -158,22 +158,24 @@ def _has_capabilities(path: str) -> bool:
 
 
 def _storage(store: Info) -> Check:
-    name, tried = "storage driver", "podman info"
-    driver, status, options = (
-        store.get("graphDriverName", "?"),
-        store.get("graphStatus") or {},
-        store.get("graphOptions"),
-    )
-    if driver == "overlay":
-        program = str((options or {}).get("overlay.mount_program", ""))
-        how = "through fuse-overlayfs" if "fuse-overlayfs" in program else "the kernel's own"
-        return Check(name, tried, f"overlay, {how}, on {status.get('Backing Filesystem', '?')}", "ok")
-    advice = (
-        'Put [storage] driver="overlay" into ~/.config/containers/storage.conf, then run: podman system reset '
-        "(it removes all of this user's containers and images)."
-    )
-    copies = " copies the whole image for every container" if driver == "vfs" else " is not tested"
-    return Check(name, tried, f"{driver}{copies}", "warning", advice)
+    name, tried, driver = "storage driver", "podman info", store.get("graphDriverName", "?")
+    backing = str((store.get("graphStatus") or {}).get("Backing Filesystem", "?"))
+    through_fuse = "fuse-overlayfs" in str((store.get("graphOptions") or {}).get("overlay.mount_program", ""))
+    if driver != "overlay":
+        advice = (
+            'Put [storage] driver="overlay" into ~/.config/containers/storage.conf, then run: podman system reset '
+            "(it removes all of this user's containers and images)."
+        )
+        copies = " copies the whole image for every container" if driver == "vfs" else " is not tested"
+        return Check(name, tried, f"{driver}{copies}", "warning", advice)
+    how = "through fuse-overlayfs" if through_fuse else "the kernel's own"
+    seen = f"overlay, {how}, on {backing}"
+    if backing.startswith("nfs") or (backing == "overlayfs" and not through_fuse):
+        advice = (
+            f"Containers cannot be on {backing}: set graphroot in storage.conf to a folder on a local disk or volume."
+        )
+        return Check(name, tried, seen, "warning", advice)
+    return Check(name, tried, seen, "ok")
 
 
 def _disk(store: Info) -> Check:

@@ -48,6 +48,13 @@ def test_fuse_overlayfs_is_named(info: dict[str, Any]) -> None:
     assert "fuse-overlayfs" in judge(info)["storage driver"].seen
 
 
+@pytest.mark.parametrize("backing", ["nfs", "overlayfs"])
+def test_a_file_system_that_cannot_hold_an_overlay_is_flagged(info: dict[str, Any], backing: str) -> None:
+    info["store"]["graphStatus"]["Backing Filesystem"] = backing
+    check = judge(info)["storage driver"]
+    assert (check.status, "graphroot" in check.advice, backing in check.seen) == ("warning", True, True)
+
+
 @pytest.mark.parametrize("name", ["uidmap", "gidmap"])
 def test_too_few_subordinate_ids_are_flagged(info: dict[str, Any], name: str) -> None:
     info["host"]["idMappings"][name] = info["host"]["idMappings"][name][:1]
