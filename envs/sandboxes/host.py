@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -68,11 +69,16 @@ async def connect_lifeline(socket: Path, ended: Callable[[], str | None]) -> Con
 
 
 async def answers(socket: Path) -> bool:
-    """Whether the supervisor behind the socket is alive and serves new connections."""
+    """Whether the supervisor behind the socket is alive and serves new connections.
+
+    Raises ``SandboxUnavailable`` when it is we who cannot ask, so that no host is given up for that.
+    """
     try:
         connection = await Connection.open(socket)
         await connection.request({"op": "ping"}, timeout_s=_REPLY_S)
-    except (OSError, SandboxDied, TimeoutError):
+    except (OSError, SandboxDied) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise SandboxUnavailable(f"{error.strerror}; a cell takes one, with egress more: ulimit -n 65536") from None
         return False
     connection.close()
     return True
