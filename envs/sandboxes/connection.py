@@ -84,6 +84,8 @@ class Connection(asyncio.Protocol):
             raise
         finally:
             self._waiter = None
+            if waiter.done() and not waiter.cancelled():
+                waiter.exception()  # seen, also where we were cancelled in the moment in which it was set
 
     def close(self) -> None:
         """Drop the connection at once; the supervisor ends the cell behind it."""

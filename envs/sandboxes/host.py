@@ -82,7 +82,10 @@ async def connect_lifeline(socket: Path, ended: Callable[[], str | None]) -> Con
 
 
 async def answers(socket: Path) -> bool:
-    """Whether the supervisor behind the socket is alive and serves new connections."""
+    """Whether the supervisor behind the socket is alive and serves new connections.
+
+    Raises ``SandboxUnavailable`` when it is we who cannot ask, so that no host is given up for that.
+    """
     try:
         connection = await Connection.open(socket)
         await connection.request({"op": "ping"}, timeout_s=_REPLY_S)
