@@ -57,9 +57,15 @@ class Connection(asyncio.Protocol):
         return connection
 
     async def request(
-        self, header: Header, blobs: Sequence[bytes] = (), *, timeout_s: float, max_reply_bytes: int = 1 << 16
+        self,
+        header: Header,
+        blobs: Sequence[bytes] = (),
+        *,
+        timeout_s: float,
+        max_reply_bytes: int = 1 << 16,
+        trailer: bytes = b"",
     ) -> Reply:
-        """Send a frame and wait for the answer.
+        """Send a frame, and ``trailer`` behind it as it is, and wait for the answer.
 
         Raises ``SandboxDied`` at the end of the connection or on anything that is not a frame within
         ``max_reply_bytes``, and ``TimeoutError``. After either, and after a cancellation, the connection is closed: a
@@ -74,6 +80,8 @@ class Connection(asyncio.Protocol):
         self._waiter = waiter
         try:
             self._transport.write(encode(header, blobs))
+            if trailer:
+                self._transport.write(trailer)
             for patience_s in (timeout_s, _BREATH_S):
                 # Not asyncio.timeout: it cancels us even when the reply came in the same pass of the loop.
                 if (await asyncio.wait([waiter], timeout=patience_s))[0]:

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from palaestra.envs.sandboxes.supervisor import files, kernel, network
 from palaestra.envs.sandboxes.supervisor.frames import Header, MalformedFrame, encode, receive
+from palaestra.envs.sandboxes.supervisor.session import Sessions
 from palaestra.envs.sandboxes.supervisor.step import OwnerGone, Step
 
 _NAMESPACES = (
@@ -146,12 +147,13 @@ def _limits(opening: Header) -> Header:
 def _serve(connection: socket.socket, limits: Header) -> NoReturn:
     """Answer one request after the other; at the end of the connection the process, and so the cell, ends."""
     gc.freeze()
+    sessions = Sessions()
     try:
         while True:
             message = receive(connection)
             if message is None:
                 break
-            connection.sendall(encode(*_answer(*message, limits=limits, connection=connection)))
+            connection.sendall(encode(*_answer(*message, limits=limits, connection=connection, sessions=sessions)))
     except (OwnerGone, MalformedFrame, ConnectionError):
         pass
     finally:
@@ -159,12 +161,12 @@ def _serve(connection: socket.socket, limits: Header) -> NoReturn:
 
 
 def _answer(
-    request: Header, blobs: list[bytes], *, limits: Header, connection: socket.socket
+    request: Header, blobs: list[bytes], *, limits: Header, connection: socket.socket, sessions: Sessions
 ) -> tuple[Header, list[bytes]]:
     operation = request.get("op")
     try:
         if operation == "run":
-            return Step(request, blobs, limits, connection).run()
+            return Step(request, blobs, limits, connection, sessions).run()
         if operation == "write":
             for path, data in zip(request["paths"], blobs):  # noqa: B905 - not in Python 3.8
                 files.write(path, data, request["append"])
