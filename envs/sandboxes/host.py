@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from palaestra.envs.sandboxes.supervisor.main import ERROR_NAME
 
 _START_S = 20.0
 _REPLY_S = 10.0
+_SAID_BYTES = 4096
 
 
 class Host(Protocol):
@@ -55,8 +57,7 @@ async def connect_lifeline(socket: Path, ended: Callable[[], str | None]) -> Con
             connection = await Connection.open(socket)
             await connection.request({"op": "lifeline"}, timeout_s=_REPLY_S)
         except (OSError, SandboxDied) as error:
-            if failure.exists():
-                text = failure.read_text("utf-8", "replace")
+            if (text := _said(failure)) is not None:
                 raise SandboxUnavailable(f"the supervisor could not start: {text}") from None
             if (reason := ended()) is not None:
                 raise SandboxUnavailable(reason) from None
@@ -65,6 +66,22 @@ async def connect_lifeline(socket: Path, ended: Callable[[], str | None]) -> Con
             await asyncio.sleep(0.003)
         else:
             return connection
+
+
+def _said(file: Path) -> str | None:
+    """What a supervisor wrote of its failure; None before it does. Programs of an image may have been there first."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"{file.name}: {error.strerror}"
+    try:
+        return os.read(descriptor, _SAID_BYTES).decode("utf-8", "replace")
+    except BlockingIOError:
+        return f"{file.name} is no file"
+    finally:
+        os.close(descriptor)
 
 
 async def answers(socket: Path) -> bool:
