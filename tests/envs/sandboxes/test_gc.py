@@ -69,7 +69,8 @@ async def test_an_owner_killed_by_sigkill_takes_its_cells_along_and_the_next_sta
     with an_owner(backend, base, marker, until="acquired"):
         assert machine.holds_within(lambda: len(machine.processes_with(f"sleep\0{marker}")) == 2, 20)
     assert machine.holds_within(lambda: not machine.processes_with(f"sleep\0{marker}"), 10)
-    assert machine.holds_within(lambda: not machine.processes_with(base.name), 10)
+    kind = {"podman": "podman", "bubblewrap": "bwrap"}[backend]
+    assert machine.holds_within(lambda: not machine.processes_with(f"{base.name}/{kind}-"), 10)
     assert entries_of(base), "what no process was left to remove"
     await next_start(backend)
     assert machine.nothing_is_left_of(base, within_s=10)
