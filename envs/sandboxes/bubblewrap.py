@@ -17,6 +17,7 @@ from pathlib import Path
 
 from palaestra.envs.errors import SandboxUnavailable
 from palaestra.envs.sandboxes.bundle import supervisor_zip
+from palaestra.envs.sandboxes.cell_groups import HostGroups, open_groups
 from palaestra.envs.sandboxes.connection import Connection
 from palaestra.envs.sandboxes.hidden import hidden_folders
 from palaestra.envs.sandboxes.host import answers, connect_lifeline
@@ -44,7 +45,7 @@ class BubblewrapBackend:
     name = "bubblewrap"
 
     def __init__(self, spec: SandboxSpec, binary: Path | None = None) -> None:
-        self._preload = spec.preload
+        self._spec, self._preload = spec, spec.preload
         self.binary = binary or find_binary()
         self.interpreter = find_interpreter(as_other_user=os.getuid() == 0)
         self._reaped = False
@@ -70,6 +71,7 @@ class BubblewrapBackend:
             raise
         try:
             await host.connect()
+            host.groups = await open_groups(lease.name, self._spec)
         except BaseException:
             await host.close()
             raise
@@ -106,6 +108,7 @@ class BubblewrapHost:
     def __init__(self, lease: Lease, process: asyncio.subprocess.Process) -> None:
         self._lease, self._process = lease, process
         self._lifeline: Connection | None = None
+        self.groups: HostGroups | None = None
 
     @property
     def socket(self) -> Path:
@@ -142,7 +145,11 @@ class BubblewrapHost:
             if not (await asyncio.wait([waiting], timeout=_END_S))[0]:
                 raise SandboxUnavailable(f"bubblewrap process {self._process.pid} was killed and does not end")
         finally:
-            self._lease.release()
+            try:
+                if self.groups is not None:
+                    await self.groups.close()
+            finally:
+                self._lease.release()
 
 
 def find_binary() -> Path:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from palaestra.envs.errors import SandboxDied
+from palaestra.envs.sandboxes.cell_groups import CellGroup
 from palaestra.envs.sandboxes.supervisor.frames import (
     MAGIC,
     PREFIX,
@@ -34,15 +36,24 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._max_reply_bytes = 0
         self._lengths: tuple[int, int] | None = None
+        self._at_end: list[Callable[[], None]] = []
         self.lost = False
         self.broke_protocol = False
         """The other end sent what is no frame, which no program can make it do. (A frame that is too large is one.)"""
+        self.group: CellGroup | None = None
+        """The control group of the cell behind this connection."""
 
     @classmethod
     async def open(cls, path: Path) -> Connection:
         """Connect to the socket at ``path``. Raises OSError, also when nobody accepts in time."""
         async with asyncio.timeout(_OPEN_S):
             _, connection = await asyncio.get_running_loop().create_unix_connection(cls, str(path))
+        return connection
+
+    @classmethod
+    async def over(cls, stream: socket.socket) -> Connection:
+        """Take over a connected socket between two requests."""
+        _, connection = await asyncio.get_running_loop().create_unix_connection(cls, sock=stream)
         return connection
 
     async def request(
@@ -76,9 +87,20 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Drop the connection at once; the supervisor ends the cell behind it."""
-        self.lost = True
+        self._end()
         if self._transport is not None:
             self._transport.abort()
+
+    def at_end(self, function: Callable[[], None]) -> None:
+        """Have the function called, once, when the connection is closed or lost; at once if it is already."""
+        self._at_end.append(function)
+        if self.lost:
+            self._end()
+
+    def _end(self) -> None:
+        self.lost = True
+        while self._at_end:
+            self._at_end.pop()()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -104,7 +126,7 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.lost = True
+        self._end()
         self._fail(SandboxDied("the connection to the sandbox ended" + (f": {exc}" if exc else "")))
 
     def _fail(self, error: Exception) -> None:

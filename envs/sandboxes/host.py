@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from palaestra.envs.errors import SandboxBusy, SandboxDied, SandboxUnavailable
+from palaestra.envs.sandboxes.cell_groups import HostGroups
 from palaestra.envs.sandboxes.connection import Connection
 from palaestra.envs.sandboxes.supervisor.main import ERROR_NAME
 
@@ -31,6 +32,10 @@ class Host(Protocol):
     @property
     def ended(self) -> bool:
         """Whether its supervisor is known to be gone, at no cost; ``healthy`` finds out."""
+
+    @property
+    def groups(self) -> HostGroups | None:
+        """The control groups of its cells; None where none are delegated to us."""
 
     async def healthy(self) -> bool:
         """Whether it still accepts and answers. Raises ``SandboxBusy`` where that cannot be known."""

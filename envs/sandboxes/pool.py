@@ -285,12 +285,12 @@ class _PooledCell(Cell):
             if not already:
                 self._pool.fleet.release(self._slot)
 
-    async def _attribute(self, error: Exception) -> None:
+    async def _attribute(self, error: Exception) -> int:
         self._slot.troubled_at = time.monotonic()
         if self._connection.broke_protocol:
             self._pool.fleet.retire(self._slot, "protocol")
         try:
-            await super()._attribute(error)
+            return await super()._attribute(error)
         except SandboxDied:
-            self._pool.fleet.retire(self._slot, "failed")
+            await self._pool.fleet.judge(self._slot)
             raise

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.envs.sandboxes import leases
+from palaestra.envs.sandboxes.cell_groups import remove_abandoned
+from palaestra.envs.sandboxes.cgroups import find_delegation
 from palaestra.envs.sandboxes.podman_service import PodmanService
 from palaestra.envs.sandboxes.processes import send, users_of
 
@@ -40,6 +42,8 @@ class Reaped:
     """Names of containers whose owner is gone."""
     folders: tuple[str, ...]
     """Folders whose owner is gone."""
+    groups: tuple[str, ...]
+    """Control groups whose owner is gone."""
     processes: int
     """Processes of hosts that outlived their owner."""
     live: int
@@ -63,7 +67,10 @@ async def reap(podman: PodmanService | None = None, *, dry_run: bool = False) ->
         folders += [str(file.with_suffix("")) for file in gone]
         processes += ended
         live |= {str(file) for file in batch if file not in gone and not file.name.startswith(f"{SERVICE_KIND}-")}
-    return Reaped(tuple(removed), tuple(folders), processes, len(live), tuple(unknown))
+    # Control groups last: they go when their processes have.
+    groups = await remove_abandoned(await asyncio.to_thread(find_delegation), dry_run=dry_run)
+    names = (tuple(removed), tuple(folders), tuple(map(str, groups)))
+    return Reaped(*names, processes=processes, live=len(live), unknown=tuple(unknown))
 
 
 async def _end_services(dry_run: bool) -> int:

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from palaestra.envs.sandboxes.egress.allow_list import parse_target
+
 MAX_STEP_S = 86_400
 """The longest deadline of one execution: a day. Far longer ones are more than timers of the system can hold."""
 MAX_ID_CHARS = 200
@@ -29,6 +31,15 @@ class Limits(_Frozen):
     memory_mib: int = Field(default=512, ge=64)
     pids: int = Field(default=64, ge=1)
     turns: int | None = Field(default=None, ge=1)
+    egress: tuple[str, ...] = ()
+    """``"host:port"`` of what its cells may reach outside, those that grade it included; empty: nothing."""
+
+    @field_validator("egress")
+    @classmethod
+    def _are_targets(cls, egress: tuple[str, ...]) -> tuple[str, ...]:
+        for target in egress:
+            parse_target(target)
+        return egress
 
 
 class FunctionCase(_Frozen):
