@@ -209,10 +209,10 @@ class Cell:
         """
         self._broken = True
         self._connection.close()
-        oom_kills = self._oom_kills()
         if self._connection.broke_protocol:
             self._host_ended = True
             raise SandboxDied(f"the sandbox host is at fault: {error}") from error
+        oom_kills = self._oom_kills()
         if not await self.host.healthy():
             self._host_ended = True
             raise SandboxDied(f"the sandbox host ended: {error}") from error

@@ -135,6 +135,8 @@ class Fleet:
 
     async def judge(self, slot: Slot) -> bool:
         """Whether the host is well; one that is not is retired. Raises ``SandboxBusy`` where it cannot be known."""
+        if slot.retired:
+            return False
         if not slot.host.ended and await slot.host.healthy():
             return True
         self.retire(slot, "failed")

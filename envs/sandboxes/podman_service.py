@@ -127,6 +127,8 @@ class PodmanService:
             with podman.PodmanClient(base_url=f"unix://{self._socket}", timeout=timeout_s + _END_S) as client:
                 return function(client)
         except (podman.errors.PodmanError, podman.errors.APIError) as error:
+            if isinstance(error.__cause__, OSError):  # as the client reports a connection that failed
+                raise SandboxBusy(f"Podman's API service ended or did not answer: {error.__cause__}") from error
             kind = SandboxBusy if any(sign in str(error) for sign in _BUSY) else SandboxUnavailable
             raise kind(f"Podman refused: {error}{cure(str(error))}") from error
         except (requests.RequestException, OSError) as error:

@@ -292,5 +292,5 @@ class _PooledCell(Cell):
         try:
             return await super()._attribute(error)
         except SandboxDied:
-            self._pool.fleet.retire(self._slot, "failed")
+            await self._pool.fleet.judge(self._slot)
             raise

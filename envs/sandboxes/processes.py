@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PROC = Path("/proc")
+_PROGRAMS = ("bwrap", "podman")
+"""What uses the folder of a lease before it has it mounted, or without."""
 
 
 def kill_with_children(pid: int) -> None:
@@ -35,7 +37,7 @@ def children(pid: int) -> list[int]:
 
 
 def users_of(names: set[str]) -> Iterator[int]:
-    """A pidfd for each process that has the folder of a lease mounted, given the leases' names.
+    """A pidfd for each process that uses the folder of a lease, given the leases' names.
 
     Through it the kernel knows whether the process is still the one that was looked at. It is closed by the next step.
     """
@@ -52,10 +54,10 @@ def users_of(names: set[str]) -> Iterator[int]:
 
 
 def _uses(pid: int, names: set[str]) -> bool:
-    """Whether one of the names is in the process's list of mounts, or it is a bwrap that is about to mount it."""
+    """Whether one of the names is in the process's list of mounts, or it is a program that was given one."""
     seen = _text(pid, "mountinfo")
     program, _, arguments = _text(pid, "cmdline").partition("\0")
-    if os.path.basename(program) == "bwrap":
+    if os.path.basename(program) in _PROGRAMS:
         seen += arguments
     return any(name in seen for name in names)
 
@@ -70,3 +72,12 @@ def _text(pid: int, name: str) -> str:
         return (_PROC / str(pid) / name).read_text("utf-8", "replace")
     except OSError:
         return ""
+
+
+def send(handle: int, number: int) -> bool:
+    """Signal a process through its pidfd; False if it has ended, or is not ours. 0 only asks."""
+    try:
+        signal.pidfd_send_signal(handle, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

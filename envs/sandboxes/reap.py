@@ -1,8 +1,8 @@
 """Removing what a killed process has left: one function for ``palaestra gc`` and for the next start.
 
 An owner that dies takes its hosts and cells along, since they live as long as its connections. What stays is what no
-process is left to remove: folders and their leases, control groups, containers that Podman has not cleaned up yet, and
-hosts that were killed out of their start, before they were connected.
+process is left to remove: folders and their leases, control groups, containers that Podman has not cleaned up yet,
+Podman's API services in their last idle seconds, and hosts whose owner was killed before it was connected with them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import signal
 import time
 from dataclasses import dataclass
@@ -21,9 +22,10 @@ from palaestra.envs.sandboxes.cell_groups import remove_abandoned_groups
 from palaestra.envs.sandboxes.cgroups import find_delegation
 from palaestra.envs.sandboxes.podman_container import LABEL
 from palaestra.envs.sandboxes.podman_service import SERVICE_KIND, PodmanService
-from palaestra.envs.sandboxes.processes import users_of
+from palaestra.envs.sandboxes.processes import send, users_of
 
 _REMOVE_S = 15.0
+_SERVICE_S = 5.0
 _BATCH = 64
 """Leases that are claimed at once; each takes a file descriptor."""
 
@@ -35,7 +37,9 @@ class Reaped:
     containers: tuple[str, ...]
     """Names of containers whose owner is gone."""
     folders: tuple[str, ...]
-    """Folders whose owner is gone, those of control groups included."""
+    """Folders whose owner is gone."""
+    groups: tuple[str, ...]
+    """Control groups whose owner is gone."""
     processes: int
     """Processes of hosts that outlived their owner."""
     live: int
@@ -49,8 +53,9 @@ async def reap(podman: PodmanService | None = None, *, dry_run: bool = False) ->
 
     What a live process owns is never touched, whatever its age: its lease is locked. Safe to run several times at once.
     """
+    ended_services = await _end_services(dry_run)
     removed, unknown, live = await _reap_containers(podman, dry_run) if podman is not None else ([], [], set())
-    folders, processes = [], 0
+    folders, processes = [], ended_services
     files = leases.lease_files()
     for start in range(0, len(files), _BATCH):
         batch = files[start : start + _BATCH]
@@ -58,9 +63,33 @@ async def reap(podman: PodmanService | None = None, *, dry_run: bool = False) ->
         folders += [str(file.with_suffix("")) for file in gone]
         processes += ended
         live |= {str(file) for file in batch if file not in gone and not file.name.startswith(f"{SERVICE_KIND}-")}
-    delegation = await asyncio.to_thread(find_delegation)
-    folders += map(str, await remove_abandoned_groups(delegation, dry_run=dry_run))
-    return Reaped(tuple(removed), tuple(folders), processes, len(live), tuple(unknown))
+    # Control groups last: they go when their processes have.
+    groups = await remove_abandoned_groups(await asyncio.to_thread(find_delegation), dry_run=dry_run)
+    names = (tuple(removed), tuple(folders), tuple(map(str, groups)))
+    return Reaped(*names, processes=processes, live=len(live), unknown=tuple(unknown))
+
+
+async def _end_services(dry_run: bool) -> int:
+    """End the API services of owners that are gone: how many there were.
+
+    They would end by themselves soon, but until then one may still be making a container. On SIGTERM it finishes that.
+    """
+    with contextlib.ExitStack() as claims:
+        files = [file for file in leases.lease_files() if file.name.startswith(f"{SERVICE_KIND}-")][:_BATCH]
+        gone = {file.stem for file in files if claims.enter_context(leases.claim(file))}
+        handles = [os.dup(handle) for handle in users_of(gone)] if gone else []
+        for handle in handles:
+            claims.callback(os.close, handle)
+        if dry_run:
+            return len(handles)
+        left = [handle for handle in handles if send(handle, signal.SIGTERM)]
+        deadline = time.monotonic() + _SERVICE_S
+        while left and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+            left = [handle for handle in left if send(handle, 0)]
+        for handle in left:
+            send(handle, signal.SIGKILL)
+    return len(handles)
 
 
 def _reap_folders(files: list[Path], dry_run: bool) -> tuple[list[Path], int]:
@@ -74,7 +103,7 @@ def _reap_folders(files: list[Path], dry_run: bool) -> tuple[list[Path], int]:
         for handle in users_of({file.stem for file in gone}) if gone else ():
             processes += 1
             if not dry_run:
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                send(handle, signal.SIGKILL)
         for file in gone if not dry_run else ():
             leases.remove(file)
     return gone, processes

@@ -36,15 +36,13 @@ async def _reap(dry_run: bool) -> tuple[Reaped, SandboxUnavailable | None]:
 def show_reaped(reaped: Reaped, console: Console, *, dry_run: bool) -> None:
     """One line for each thing, then the sum."""
     verb = "would remove" if dry_run else "removed"
-    for kind, names in (("container", reaped.containers), ("folder", reaped.folders)):
+    kinds = {"container": reaped.containers, "folder": reaped.folders, "control group": reaped.groups}
+    for kind, names in kinds.items():
         for name in names:
             console.print(f"{verb} {kind} {name}", highlight=False, markup=False, soft_wrap=True)
     for name in reaped.unknown:
         text = f"left alone container {name}: its owner cannot be seen from here; if it is gone: podman rm -f {name}"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
-    counts = f"{len(reaped.containers)} containers, {len(reaped.folders)} folders and {reaped.processes} processes"
-    console.print(
-        f"{verb} {counts} of runs that are gone; left alone {reaped.live} hosts of runs that live",
-        highlight=False,
-        soft_wrap=True,
-    )
+    counts = ", ".join(f"{len(names)} {kind}s" for kind, names in kinds.items())
+    gone = f"{verb} {counts} and {reaped.processes} processes of runs that are gone"
+    console.print(f"{gone}; left alone {reaped.live} hosts of runs that live", highlight=False, soft_wrap=True)

@@ -70,6 +70,10 @@ class Machine:
                     found.append(int(folder.name))
         return found
 
+    def runs(self, pid: int) -> bool:
+        """Whether there is such a process; a zombie is none."""
+        return bool(self._text(Path(f"/proc/{pid}/cmdline")))
+
     def holds_within(self, condition: Callable[[], bool], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while not condition():

@@ -20,6 +20,7 @@ from palaestra.envs.sandboxes.protocol import SandboxSpec
 class FakeHost:
     def __init__(self, backend: FakeBackend) -> None:
         self.socket = Path("/nowhere/host/control/socket")
+        self.groups = None
         self.ended, self.well, self.closed = False, True, False
         self._backend = backend
 
