@@ -14,7 +14,8 @@ from pathlib import Path
 from palaestra.envs.sandboxes.bubblewrap import BubblewrapHost
 from palaestra.envs.sandboxes.host import Host
 from palaestra.envs.sandboxes.leases import base_folder
-from palaestra.envs.sandboxes.podman_container import LABEL, PodmanHost
+from palaestra.envs.sandboxes.podman import PodmanHost
+from palaestra.envs.sandboxes.podman_container import LABEL
 from palaestra.envs.sandboxes.podman_service import environment
 
 Process = tuple[int, int]

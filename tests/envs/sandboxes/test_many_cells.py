@@ -52,10 +52,6 @@ def test_a_soft_limit_of_open_files_is_no_limit_of_cells(backend: BackendName) -
     assert acquire(backend, 60, soft=48) == ["True True 1"]
 
 
-def test_an_owner_that_is_out_of_descriptors_is_told_so_and_its_cells_live_on(backend: BackendName) -> None:
-    assert acquire(backend, 60, soft=48, hard=56) == ["unavailable: True", "True True 1"]
-
-
 @pytest.mark.soak
 def test_cells_live_many_to_a_host(backend: BackendName, soak_factor: int) -> None:
     cells = 60 * soak_factor
