@@ -22,6 +22,10 @@ _NAMESPACES = (
 )
 _HOSTNAME = "cell"
 _USER_ID = 1000
+_USER_LIMITS = {"inotify_instances": 32, "inotify_watches": 8192, "fanotify_groups": 0, "fanotify_marks": 0}
+_USER_LIMITS.update((f"{kind}_namespaces", 0) for kind in ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"))
+"""Of /proc/sys/user/max_*: what a cell takes of these counts for the user who owns its host, whose own limit it could
+use up. Where the kernel has no such count there is nothing to limit."""
 
 
 def start(connection: socket.socket, opening: Header, hidden: str, outer_id: int, filter_program: bytes) -> None:
@@ -39,8 +43,9 @@ def start(connection: socket.socket, opening: Header, hidden: str, outer_id: int
         _unshare_as(outer_id)
     if os.fork() == 0:
         try:
+            source_fd = os.memfd_create("program")  # for the text of every command; programs may not make any
             _become_init(opening, hidden, filter_program)
-            limits = _limits(opening)
+            limits = _limits(opening, source_fd)
         except OSError as error:
             connection.sendall(encode({"error": "setup", "text": str(error)}))
             os._exit(1)
@@ -97,6 +102,12 @@ def _become_init(opening: Header, hidden: str, filter_program: bytes) -> None:
     kernel.mount("proc", "/proc", "proc", flags | kernel.MS_NOEXEC, "hidepid=2")
     with open("/proc/self/oom_score_adj", "w") as file:  # all of a cell goes before anything of the machine
         file.write("1000")
+    for name, most in _USER_LIMITS.items():
+        try:
+            with open(f"/proc/sys/user/max_{name}", "w") as file:
+                file.write(str(most))
+        except FileNotFoundError:
+            pass
     kernel.bring_up_loopback()
     socket.sethostname(_HOSTNAME)
     os.umask(0o022)
@@ -107,11 +118,12 @@ def _become_init(opening: Header, hidden: str, filter_program: bytes) -> None:
     kernel.set_system_call_filter(filter_program)
 
 
-def _limits(opening: Header) -> Header:
+def _limits(opening: Header, source_fd: int) -> Header:
     memory, cpu_s = opening["memory_bytes"], opening["cpu_s"]
     return {
         "output_bytes": opening["output_bytes"],
         "descriptors": 256,
+        "source_fd": source_fd,
         "rlimits": {
             "RLIMIT_AS": memory,
             "RLIMIT_NPROC": opening["pids"] + 1,  # this process counts too
@@ -121,6 +133,9 @@ def _limits(opening: Header) -> Header:
             "RLIMIT_CORE": 0,
             "RLIMIT_MEMLOCK": 0,
             "RLIMIT_MSGQUEUE": 0,
+            "RLIMIT_RTPRIO": 0,
+            "RLIMIT_NICE": 0,
+            "RLIMIT_SIGPENDING": 1024,
         },
     }
 
@@ -156,7 +171,7 @@ def _answer(
             size, data = files.read(request["path"], request["max_bytes"])
             return {"size": size}, [data]
         if operation == "pack":
-            return {}, [files.pack()]
+            return {}, [files.pack(request["max_bytes"])]
         if operation == "unpack":
             files.unpack(blobs[0])
             return {}, []
