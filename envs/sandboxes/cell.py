@@ -166,7 +166,7 @@ class Cell:
 
     async def snapshot(self) -> Snapshot:
         most = 2 * self._spec.workspace_mib * _MIB + 4096 * self._spec.inodes
-        reply, blobs = await self._file_request({"op": "pack"}, max_reply_bytes=most)
+        reply, blobs = await self._file_request({"op": "pack", "max_bytes": most - _MIB}, max_reply_bytes=most)
         if "error" in reply:
             raise CellFull(f"the workspace cannot be read: {reply['text']}")
         return Snapshot(blobs[0])

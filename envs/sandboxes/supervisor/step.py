@@ -313,7 +313,7 @@ def start_program(step: Step, descriptors: dict[int, int]) -> NoReturn:
             text = step.session.start_file(step.request["env"], _kept_descriptor(step.limits))
             target = session.STATE_FROM_FD
         if step.request["kind"] in ("new", "session"):
-            descriptors[target] = _in_memory(text)
+            descriptors[target] = _in_memory(step.limits["source_fd"], text)
         _arrange_descriptors(descriptors, step.limits["descriptors"])
         _confine(step.limits)
         os.chdir("/workspace")
@@ -331,8 +331,10 @@ def _kept_descriptor(limits: Header) -> int:
     return int(min(limits["rlimits"]["RLIMIT_NOFILE"], limits["descriptors"])) - 1
 
 
-def _in_memory(text: bytes) -> int:
-    descriptor = os.memfd_create("program")
+def _in_memory(descriptor: int, text: bytes) -> int:
+    """Make the text all that the file holds, to be read from its start."""
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
     with open(descriptor, "wb", closefd=False) as file:
         file.write(text)
     os.lseek(descriptor, 0, os.SEEK_SET)
