@@ -13,10 +13,10 @@ import pytest_asyncio
 
 from palaestra.envs.sandboxes import BackendName
 from palaestra.envs.sandboxes.claims import Claim, unclaimed
-from palaestra.envs.sandboxes.image import PYTHON_LABEL, REPOSITORY, host_image
+from palaestra.envs.sandboxes.image import PYTHON_LABEL, REPOSITORY
 from palaestra.envs.sandboxes.image_records import ImageRecords
 from palaestra.envs.sandboxes.image_store import keep_within_budget, known_images, remove_older_defaults
-from palaestra.envs.sandboxes.images import build_default, named_image
+from palaestra.envs.sandboxes.images import named_image
 from palaestra.envs.sandboxes.leases import Lease
 from palaestra.envs.sandboxes.oci_archive import write_archive
 from palaestra.envs.sandboxes.podman_service import PodmanService
@@ -94,15 +94,6 @@ async def test_an_image_whose_tag_moved_on_can_still_be_removed(
     monkeypatch.setenv("PALAESTRA_IMAGE_BUDGET_GIB", "0")
     assert await keep_within_budget(service) == [f"{registry.host}/renewed@{first}", name]
     assert not here(name)
-
-
-async def test_the_default_image_has_the_same_digest_each_time_it_is_made(service: PodmanService) -> None:
-    images = [await build_default(service, host_image()) for _ in range(2)]
-    for image in images:
-        image.claim.release()
-
-    assert images[0].digest == images[1].digest == podman_does("inspect", "--format", "{{.Digest}}", images[0].name)
-    assert images[0].image_id == images[1].image_id
 
 
 async def test_a_default_image_goes_when_its_interpreter_has_changed(
