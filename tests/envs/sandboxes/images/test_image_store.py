@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from palaestra.envs.sandboxes import BackendName
-from palaestra.envs.sandboxes.claims import Claim, unclaimed
+from palaestra.envs.sandboxes.claims import Claim, scratch_folder, unclaimed
 from palaestra.envs.sandboxes.image import PYTHON_LABEL, REPOSITORY
 from palaestra.envs.sandboxes.image_records import ImageRecords
 from palaestra.envs.sandboxes.image_store import keep_within_budget, known_images, remove_older_defaults
@@ -130,6 +130,19 @@ def test_a_claim_of_any_holder_keeps_others_from_removing(cache: Path) -> None:
         with unclaimed("thing") as again:
             assert not again
     Claim("thing").release()
+
+
+def test_what_a_killed_process_left_of_its_scratch_folder_goes_with_the_next(cache: Path) -> None:
+    left = cache / "palaestra" / "scratch-left"
+    left.mkdir(parents=True)
+    (left / "blob").write_bytes(b"x")
+    with scratch_folder() as first:
+        with scratch_folder() as second:
+            assert first.is_dir()
+            assert second.is_dir()
+        assert not left.exists()
+        assert first.is_dir()
+    assert not list((cache / "palaestra").rglob("scratch-*"))
 
 
 def test_records_that_cannot_be_read_are_begun_anew(cache: Path) -> None:
