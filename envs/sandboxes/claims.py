@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from palaestra.envs.errors import SandboxUnavailable
 _WAIT_S = 90.0
 """Longer than a call to Podman may take, for which the other side may hold a lock."""
 _POLL_S = 0.02
+_SCRATCH = "scratch-"
 
 
 def cache_folder() -> Path:
@@ -36,6 +39,7 @@ class Claim:
     """While it is held, ``unclaimed(name)`` is False in every process. Waits for one who is removing the thing."""
 
     def __init__(self, name: str) -> None:
+        self.name = name
         self._descriptor = _locked(_file(name), fcntl.LOCK_SH, wait_s=_WAIT_S)
 
     def release(self) -> None:
@@ -69,6 +73,25 @@ def alone(file: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for large files, gone afterwards; what killed processes left of theirs goes first."""
+    for folder in cache_folder().glob(f"{_SCRATCH}*"):
+        with unclaimed(folder.name) as free:
+            if free:
+                shutil.rmtree(folder, ignore_errors=True)
+    claim = Claim(f"{_SCRATCH}{secrets.token_hex(6)}")
+    folder = cache_folder() / claim.name
+    try:
+        folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        claim.release()
+        with unclaimed(claim.name):  # removes the file of the claim
+            pass
 
 
 def _file(name: str) -> Path:

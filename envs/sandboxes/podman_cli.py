@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from palaestra.envs.errors import SandboxUnavailable
+from palaestra.envs.sandboxes.claims import scratch_folder
 from palaestra.envs.sandboxes.podman_service import cure, environment
 
 _LINES_KEPT = 20
@@ -34,18 +35,30 @@ class PodmanFailed(SandboxUnavailable):
 async def run_podman(*arguments: str, timeout_s: float, on_line: Callable[[str], None]) -> None:
     """Run ``podman ARGUMENTS``, and hand on each line that it prints to stdout or stderr.
 
-    However it ends, so have the processes that it started. Raises ``PodmanFailed``.
+    However it ends, so have the processes that it started, and what it downloaded and did not keep is gone. Raises
+    ``PodmanFailed``.
     """
     program = shutil.which("podman")
     if program is None:
         raise SandboxUnavailable("there is no podman command; run: apt-get install podman crun uidmap")
+    with scratch_folder() as folder:
+        await _run(program, arguments, timeout_s, on_line, {**environment(), "TMPDIR": str(folder)})
+
+
+async def _run(
+    program: str,
+    arguments: tuple[str, ...],
+    timeout_s: float,
+    on_line: Callable[[str], None],
+    variables: dict[str, str],
+) -> None:
     process = await asyncio.create_subprocess_exec(
         program,
         *arguments,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=environment(),
+        env=variables,
         start_new_session=True,  # a group of its own, to be ended as a whole
     )
     last: deque[str] = deque(maxlen=_LINES_KEPT)

@@ -16,12 +16,11 @@ from rich.table import Table
 
 from palaestra.envs.errors import ImageUnavailable, UsageError
 from palaestra.envs.sandboxes.image import host_image
+from palaestra.envs.sandboxes.image_build import build_image
 from palaestra.envs.sandboxes.image_names import full_image_name, is_local
-from palaestra.envs.sandboxes.image_pull import pull_cure
 from palaestra.envs.sandboxes.image_records import ImageRecords
 from palaestra.envs.sandboxes.image_store import known_images, remove_image
 from palaestra.envs.sandboxes.images import build_default, claimed
-from palaestra.envs.sandboxes.podman_cli import PodmanFailed, run_podman
 from palaestra.envs.sandboxes.podman_service import PodmanService
 
 _MIB = 1 << 20
@@ -53,18 +52,11 @@ def build_containerfile(
         raise UsageError(f"there is no file {file}; --containerfile takes the path of a Containerfile")
     started = time.perf_counter()
 
+    def show(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     async def build(service: PodmanService) -> None:
-        with tempfile.TemporaryDirectory(prefix="palaestra-build-") as folder:
-            source, context = file, folder
-            if source is None:
-                source = Path(folder, "Containerfile")
-                source.write_text(resources.files("palaestra.envs.sandboxes").joinpath("Containerfile").read_text())
-            else:
-                context = str(source.absolute().parent)
-            # The build's own steps may fetch packages; the machine's network needs no set-up, as Podman's would.
-            options = ["--network=host", f"--file={source.absolute()}", f"--tag={name}"]
-            options += [f"--build-arg={argument}" for argument in arguments]
-            await _podman_build([*options, context], name, timeout_s, console)
+        await build_image(source, source.parent, name, arguments, timeout_s=timeout_s, on_line=show)
         image = await claimed(service, name)
         if image is None:
             raise ImageUnavailable(f"{name} was built and is gone again; does something else remove images?")
@@ -72,20 +64,14 @@ def build_containerfile(
         await asyncio.to_thread(ImageRecords().used, image.image_id, name, "built")
         _show_built(image.name, image.digest, image.size_bytes, started, console)
 
-    _with_service(build)
+    with tempfile.TemporaryDirectory(prefix="palaestra-build-") as folder:
+        if file is None:
+            source = Path(folder, "Containerfile")
+            source.write_text(resources.files("palaestra.envs.sandboxes").joinpath("Containerfile").read_text())
+        else:
+            source = file.absolute()
+        _with_service(build)
     return 0
-
-
-async def _podman_build(arguments: list[str], name: str, timeout_s: float, console: Console) -> None:
-    try:
-        await run_podman(
-            "build",
-            *arguments,
-            timeout_s=timeout_s,
-            on_line=lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True),
-        )
-    except PodmanFailed as error:
-        raise ImageUnavailable(f"{name} could not be built: {error}{pull_cure(error.output)}") from error
 
 
 def list_images(console: Console) -> int:

@@ -93,14 +93,29 @@ def test_a_base_image_that_cannot_be_had_is_an_error_with_its_cure(
     assert "no such repository" in done.output
 
 
-def test_a_build_ends_at_its_deadline(tmp_path: Path, base: str, built_name: str) -> None:
-    containerfile = tmp_path / "Containerfile"
-    containerfile.write_text(f"FROM {base}\nRUN sleep 600\n")
+def processes_with(marker: str) -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker.encode() in (folder / "cmdline").read_bytes():
+                found.append(folder.name)
+        except OSError:
+            continue
+    return found
 
-    done = image("build", "--containerfile", str(containerfile), "--tag", built_name, "--timeout-s", "3")
+
+def test_a_build_that_is_stopped_leaves_nothing(tmp_path: Path, base: str, built_name: str) -> None:
+    containerfile = tmp_path / "Containerfile"
+    seconds = f"600.{os.getpid()}"
+    containerfile.write_text(f"FROM {base}\nRUN sleep {seconds}\n")
+
+    done = image("build", "--containerfile", str(containerfile), "--tag", built_name, "--timeout-s", "4")
 
     assert done.exit_code == 2
-    assert "did not end within 3 s" in done.output
+    assert "did not end within 4 s" in done.output
+    assert not processes_with(f"sleep\0{seconds}")
+    containers = podman_does("ps", "--all", "--external", "--format", "{{.Image}} {{.Command}}")
+    assert base not in containers
 
 
 @pytest.mark.parametrize(

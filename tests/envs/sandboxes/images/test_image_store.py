@@ -12,11 +12,11 @@ import pytest
 import pytest_asyncio
 
 from palaestra.envs.sandboxes import BackendName
-from palaestra.envs.sandboxes.claims import Claim, unclaimed
-from palaestra.envs.sandboxes.image import PYTHON_LABEL, REPOSITORY, host_image
+from palaestra.envs.sandboxes.claims import Claim, scratch_folder, unclaimed
+from palaestra.envs.sandboxes.image import PYTHON_LABEL, REPOSITORY
 from palaestra.envs.sandboxes.image_records import ImageRecords
 from palaestra.envs.sandboxes.image_store import keep_within_budget, known_images, remove_older_defaults
-from palaestra.envs.sandboxes.images import build_default, named_image
+from palaestra.envs.sandboxes.images import named_image
 from palaestra.envs.sandboxes.oci_archive import write_archive
 from palaestra.envs.sandboxes.podman_service import PodmanService
 
@@ -93,15 +93,6 @@ async def test_an_image_whose_tag_moved_on_can_still_be_removed(
     assert not here(name)
 
 
-async def test_the_default_image_has_the_same_digest_each_time_it_is_made(service: PodmanService) -> None:
-    images = [await build_default(service, host_image()) for _ in range(2)]
-    for image in images:
-        image.claim.release()
-
-    assert images[0].digest == images[1].digest == podman_does("inspect", "--format", "{{.Digest}}", images[0].name)
-    assert images[0].image_id == images[1].image_id
-
-
 async def test_a_default_image_goes_when_its_interpreter_has_changed(
     service: PodmanService, cache: Path, tmp_path: Path
 ) -> None:
@@ -136,6 +127,19 @@ def test_a_claim_of_any_holder_keeps_others_from_removing(cache: Path) -> None:
         with unclaimed("thing") as again:
             assert not again
     Claim("thing").release()
+
+
+def test_what_a_killed_process_left_of_its_scratch_folder_goes_with_the_next(cache: Path) -> None:
+    left = cache / "palaestra" / "scratch-left"
+    left.mkdir(parents=True)
+    (left / "blob").write_bytes(b"x")
+    with scratch_folder() as first:
+        with scratch_folder() as second:
+            assert first.is_dir()
+            assert second.is_dir()
+        assert not left.exists()
+        assert first.is_dir()
+    assert not list((cache / "palaestra").rglob("scratch-*"))
 
 
 def test_records_that_cannot_be_read_are_begun_anew(cache: Path) -> None:

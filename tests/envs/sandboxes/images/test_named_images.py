@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -126,6 +127,11 @@ async def test_a_python3_that_cannot_run_the_supervisor_is_passed_over(
     assert (facts["executable"], facts["child"]) == (OWN, "42\n")
 
 
+def podman_volumes() -> list[str]:
+    done = subprocess.run(["podman", "volume", "ls", "--quiet"], capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.split()
+
+
 async def test_what_an_image_says_of_itself_changes_nothing_but_the_environment(
     registry: Any, push: Push, busybox_files: Any
 ) -> None:
@@ -149,6 +155,7 @@ async def test_what_an_image_says_of_itself_changes_nothing_but_the_environment(
             "HOME=/root",
         ],
     )
+    volumes_before = set(await asyncio.to_thread(podman_volumes))
     async with await open_pool(SandboxSpec(image=image), backend="podman") as pool:
         sandbox = await pool.acquire()
         result = await sandbox.run(Python(LOOK), timeout_s=30)
@@ -160,7 +167,7 @@ async def test_what_an_image_says_of_itself_changes_nothing_but_the_environment(
     assert (facts["env"]["JAVA_HOME"], facts["env"]["HOME"]) == ("/opt/java", "/workspace")
     assert not {"LD_PRELOAD", "PYTHONHOME"} & set(facts["env"])
     assert (facts["id"], facts["files"]) == ([1000] * 3, [])
-    assert volumes == []
+    assert {volume.name for volume in volumes} <= volumes_before
 
 
 async def test_a_workspace_of_the_image_that_leads_elsewhere_is_empty_too(push: Push, busybox_files: Any) -> None:

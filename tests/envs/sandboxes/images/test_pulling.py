@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -42,6 +43,10 @@ def pulls_of(name: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def left_in_the_cache() -> list[Path]:
+    return list(Path(os.environ["XDG_CACHE_HOME"]).rglob("scratch-*"))
 
 
 async def test_a_missing_image_is_pulled_once_and_its_digest_is_known(registry: Any, busybox_files: Any) -> None:
@@ -126,6 +131,7 @@ async def test_a_pull_that_stalls_ends_at_its_deadline(
     with pytest.raises(ImageUnavailable, match=r"did not end within 2 s(?s:.*)PALAESTRA_PULL_TIMEOUT_S"):
         await digest(service, name, "missing")
     assert not pulls_of(name)
+    assert not await asyncio.to_thread(left_in_the_cache)
 
 
 async def test_a_cancelled_pull_is_ended(registry: Any, service: PodmanService) -> None:
@@ -141,6 +147,7 @@ async def test_a_cancelled_pull_is_ended(registry: Any, service: PodmanService) 
     with pytest.raises(asyncio.CancelledError):
         await pulling
     assert not pulls_of(name)
+    assert not await asyncio.to_thread(left_in_the_cache)
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan"])
