@@ -92,20 +92,20 @@ async def test_a_service_that_fails_is_replaced_and_cells_notice_nothing(
 async def test_a_call_that_hangs_ends_at_its_deadline_and_blocks_no_other(service: PodmanService) -> None:
     await service.call(version)
     first = process_of(service)
-    stop_service = threading.Event()
+    stopped = threading.Event()
 
     def hang(client: Any) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(first, signal.SIGSTOP)
-        stop_service.set()
+        os.kill(first, signal.SIGSTOP)
+        stopped.set()
         client.version()
 
-    started = time.monotonic()
-    hanging = [asyncio.create_task(service.call(hang, timeout_s=1.0)) for _ in range(2 * HOST_STARTS)]
-    await asyncio.to_thread(stop_service.wait, 30)
-    outcomes = await asyncio.gather(*hanging, return_exceptions=True)
-    assert all(isinstance(outcome, SandboxBusy) for outcome in outcomes), outcomes
-    assert time.monotonic() - started < 60, "far from the 60 s of an ordinary call, let alone for ever"
+    hanging = asyncio.create_task(service.call(hang, timeout_s=1.0))
+    await asyncio.to_thread(stopped.wait, 30)
+    others = [asyncio.create_task(service.call(version)) for _ in range(2 * HOST_STARTS)]
+    with pytest.raises(SandboxBusy):
+        await hanging
+    for outcome in await asyncio.gather(*others, return_exceptions=True):
+        assert isinstance(outcome, str | SandboxBusy)
     assert await service.call(version)
     assert process_of(service) != first
 
