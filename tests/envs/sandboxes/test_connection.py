@@ -30,7 +30,14 @@ async def test_a_connection_that_ends_while_its_request_is_cancelled_leaves_no_s
 
 async def test_what_belongs_to_a_connection_ends_with_it_once_and_at_once_where_it_has_ended(tmp_path: Path) -> None:
     ended: list[str] = []
-    async with await asyncio.start_unix_server(lambda reader, writer: None, tmp_path / "s"):
+    served = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        served.set()
+
+    async with await asyncio.start_unix_server(serve, tmp_path / "s"):
         connection = await Connection.open(tmp_path / "s")
         connection.at_end(lambda: ended.append("first"))
         assert ended == []
@@ -38,4 +45,5 @@ async def test_what_belongs_to_a_connection_ends_with_it_once_and_at_once_where_
         connection.close()
         await asyncio.sleep(0)
         connection.at_end(lambda: ended.append("second"))
+        await served.wait()
     assert ended == ["first", "second"]
