@@ -24,6 +24,8 @@ async def test_a_connection_that_ends_while_its_request_is_cancelled_leaves_no_s
         with pytest.raises(asyncio.CancelledError):
             await request
         del request
+        for _ in range(5):  # until the loop holds nothing of it any more
+            await asyncio.sleep(0)
         gc.collect()
     assert stray == []
 
