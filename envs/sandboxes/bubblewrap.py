@@ -19,6 +19,7 @@ from pathlib import Path
 
 from palaestra.envs.errors import SandboxUnavailable
 from palaestra.envs.sandboxes.bundle import supervisor_zip
+from palaestra.envs.sandboxes.cell_groups import HostGroups, open_groups
 from palaestra.envs.sandboxes.connection import Connection
 from palaestra.envs.sandboxes.hidden import hidden_folders
 from palaestra.envs.sandboxes.host import answers, connect_lifeline
@@ -43,7 +44,7 @@ class BubblewrapBackend:
     name = "bubblewrap"
 
     def __init__(self, spec: SandboxSpec, binary: Path | None = None) -> None:
-        self._preload = spec.preload
+        self._spec, self._preload = spec, spec.preload
         self.binary = binary or find_binary()
         self.interpreter = find_interpreter(as_other_user=os.getuid() == 0)
         for _ in abandoned(_KIND):  # the processes died with their owner; only the folders are left
@@ -67,6 +68,7 @@ class BubblewrapBackend:
             raise
         try:
             await host.connect()
+            host.groups = await open_groups(lease.name, self._spec)
         except BaseException:
             await host.close()
             raise
@@ -103,6 +105,7 @@ class BubblewrapHost:
     def __init__(self, lease: Lease, process: asyncio.subprocess.Process) -> None:
         self._lease, self._process = lease, process
         self._lifeline: Connection | None = None
+        self.groups: HostGroups | None = None
 
     @property
     def socket(self) -> Path:
@@ -133,7 +136,11 @@ class BubblewrapHost:
                 _kill_with_children(self._process.pid)
             await asyncio.shield(self._process.wait())
         finally:
-            self._lease.release()
+            try:
+                if self.groups is not None:
+                    await self.groups.close()
+            finally:
+                self._lease.release()
 
 
 def _kill_with_children(pid: int) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from palaestra.envs.errors import CellFull, SandboxDied, UsageError
 from palaestra.envs.sandboxes.connection import Connection, Reply
 from palaestra.envs.sandboxes.egress.allow_list import AllowList
-from palaestra.envs.sandboxes.egress.handover import open_with_proxy
+from palaestra.envs.sandboxes.egress.handover import serve_proxy
+from palaestra.envs.sandboxes.handshake import begin
 from palaestra.envs.sandboxes.host import Host
 from palaestra.envs.sandboxes.protocol import Argv, Command, ExecResult, KilledBy, Python, SandboxSpec, Shell, Snapshot
 
@@ -20,13 +24,15 @@ _FILES_S = 30.0
 _CHUNK_BYTES = 32 << 20
 _FILES_A_FRAME = 1000
 _MIB = 1 << 20
+_SHELL_SIGKILL = 128 + signal.SIGKILL
+"""A shell's exit code when its last command was killed."""
 
 
 def opening(spec: SandboxSpec) -> dict[str, Any]:
     """The first frame of a cell: its limits."""
     return {
         "op": "open",
-        "memory_bytes": spec.memory_mib * _MIB,
+        "address_space_bytes": (spec.address_space_mib or spec.memory_mib) * _MIB,
         "pids": spec.pids,
         "file_bytes": spec.file_mib * _MIB,
         "workspace_bytes": spec.workspace_mib * _MIB,
@@ -42,17 +48,26 @@ def opening(spec: SandboxSpec) -> dict[str, Any]:
 async def open_cell(host: Host, spec: SandboxSpec) -> Connection:
     """Make a cell in the host. Raises ``SandboxDied`` when the host cannot."""
     try:
+        group = None if host.groups is None else host.groups.make()
+        try:
+            with contextlib.nullcontext(()) if group is None else group.join_files() as join_files:
+                connection, answer, received = await begin(
+                    host.socket, opening(spec), timeout_s=_FILES_S, descriptors=join_files
+                )
+        except BaseException:
+            if group is not None:
+                group.retire()
+            raise
+        if group is not None:
+            connection.group = group
+            connection.at_end(group.retire)
+        if "error" in answer:
+            connection.close()
+            raise SandboxDied(f"no cell could be made: {answer['text']}")
         if spec.egress:
-            allowed = AllowList(spec.egress)
-            connection, header = await open_with_proxy(host.socket, opening(spec), allowed, timeout_s=_FILES_S)
-        else:
-            connection = await Connection.open(host.socket)
-            header, _ = await connection.request(opening(spec), timeout_s=_FILES_S)
+            await serve_proxy(connection, received, AllowList(spec.egress))
     except OSError as error:
         raise SandboxDied(f"no cell could be made: {error or 'the supervisor did not answer in time'}") from error
-    if "error" in header:
-        connection.close()
-        raise SandboxDied(f"no cell could be made: {header['text']}")
     return connection
 
 
@@ -87,7 +102,7 @@ class Cell:
             raise UsageError(f"result_kib must not be negative; got {result_kib}")
         self._check_open()
         if self._broken:
-            return _killed("cell", timed_out=False, wall_s=0.0)
+            return _killed("cell", timed_out=False, wall_s=0.0, oom_kills=0)
         header, source = _describe(command)
         header |= {"op": "run", "timeout_s": timeout_s, "env": dict(env or {}), "result_bytes": result_kib * 1024}
         most = 2 * self._spec.output_kib * 1024 + header["result_bytes"] + _MIB
@@ -99,9 +114,10 @@ class Cell:
                 raise SandboxDied(f"the cell could not serve the command: {reply['text']}")
         except (SandboxDied, TimeoutError) as error:
             timed_out = isinstance(error, TimeoutError)
-            await self._attribute(error)
-            return _killed("deadline" if timed_out else "cell", timed_out=timed_out, wall_s=timeout_s)
-        return _result(reply, blobs)
+            oom_kills = await self._attribute(error)
+            killed_by: KilledBy = "deadline" if timed_out else "memory" if oom_kills else "cell"
+            return _killed(killed_by, timed_out=timed_out, wall_s=timeout_s, oom_kills=oom_kills)
+        return _with_oom_kills(_result(reply, blobs), self._oom_kills())
 
     async def write(self, files: Mapping[str, bytes]) -> None:
         for path in files:
@@ -159,15 +175,26 @@ class Cell:
         try:
             return await self._connection.request(header, blobs, timeout_s=_FILES_S, max_reply_bytes=max_reply_bytes)
         except (SandboxDied, TimeoutError) as error:
-            await self._attribute(error)
+            if await self._attribute(error):
+                problem = f"the cell ran out of memory and broke; raise SandboxSpec.memory_mib={self._spec.memory_mib}"
+                raise CellFull(problem) from error
             raise CellFull(f"the program broke its cell: {error}") from error
 
-    async def _attribute(self, error: Exception) -> None:
-        """The cell is lost: it is the program's doing if the host is healthy, else ``SandboxDied``."""
+    async def _attribute(self, error: Exception) -> int:
+        """The cell is lost: it is the program's doing if the host is healthy, else ``SandboxDied``.
+
+        How many of its processes were killed for the memory of the cell.
+        """
         self._broken = True
         self._connection.close()
+        oom_kills = self._oom_kills()
         if not await self.host.healthy():
             raise SandboxDied(f"the sandbox host ended: {error}") from error
+        return oom_kills
+
+    def _oom_kills(self) -> int:
+        """Since the last request. Raises ``SandboxDied`` when it was not the cell's own memory that was short."""
+        return 0 if self._connection.group is None else self._connection.group.new_oom_kills()
 
 
 def _check_path(path: str) -> None:
@@ -224,6 +251,16 @@ def _result(reply: dict[str, Any], blobs: list[bytes]) -> ExecResult:
     )
 
 
-def _killed(by: KilledBy, *, timed_out: bool, wall_s: float) -> ExecResult:
+def _with_oom_kills(result: ExecResult, oom_kills: int) -> ExecResult:
+    """``result`` with what the owner read from the control group; the supervisor cannot see it."""
+    if not oom_kills:
+        return result
+    ended_by_it = result.killed_by is None and (result.signal == signal.SIGKILL or result.exit_code == _SHELL_SIGKILL)
+    if not ended_by_it:
+        return dataclasses.replace(result, oom_kills=oom_kills)
+    return dataclasses.replace(result, oom_kills=oom_kills, killed_by="memory", exit_code=None)
+
+
+def _killed(by: KilledBy, *, timed_out: bool, wall_s: float, oom_kills: int) -> ExecResult:
     """What is known of a command whose cell was lost."""
-    return ExecResult(None, None, b"", b"", 0, 0, b"", False, wall_s, 0.0, 0.0, timed_out, by, 0)
+    return ExecResult(None, None, b"", b"", 0, 0, b"", False, wall_s, 0.0, 0.0, timed_out, by, 0, oom_kills)

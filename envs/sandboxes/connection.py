@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from palaestra.envs.errors import SandboxDied
+from palaestra.envs.sandboxes.cell_groups import CellGroup
 from palaestra.envs.sandboxes.supervisor.frames import (
     PREFIX,
     Header,
@@ -35,6 +36,8 @@ class Connection(asyncio.Protocol):
         self._lengths: tuple[int, int] | None = None
         self._at_end: list[Callable[[], None]] = []
         self.lost = False
+        self.group: CellGroup | None = None
+        """The control group of the cell behind this connection."""
 
     @classmethod
     async def open(cls, path: Path) -> Connection:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from palaestra.envs.errors import SandboxDied, SandboxUnavailable
+from palaestra.envs.sandboxes.cell_groups import HostGroups
 from palaestra.envs.sandboxes.connection import Connection
 from palaestra.envs.sandboxes.supervisor.main import ERROR_NAME
 
@@ -23,6 +24,10 @@ class Host(Protocol):
     @property
     def socket(self) -> Path:
         """The supervisor's socket; every connection to it is one cell."""
+
+    @property
+    def groups(self) -> HostGroups | None:
+        """The control groups of its cells; None where none are delegated to us."""
 
     async def healthy(self) -> bool:
         """Whether it still accepts and answers."""

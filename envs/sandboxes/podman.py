@@ -17,6 +17,7 @@ from typing import Any
 
 from palaestra.envs.errors import SandboxUnavailable
 from palaestra.envs.sandboxes.bundle import supervisor_zip
+from palaestra.envs.sandboxes.cell_groups import HostGroups, open_groups
 from palaestra.envs.sandboxes.connection import Connection
 from palaestra.envs.sandboxes.host import answers, connect_lifeline
 from palaestra.envs.sandboxes.image import HostImage, host_image
@@ -42,7 +43,7 @@ class PodmanBackend:
     name = "podman"
 
     def __init__(self, spec: SandboxSpec) -> None:
-        self._preload = spec.preload
+        self._spec, self._preload = spec, spec.preload
         self._lease = Lease("service")
         try:
             self.service = PodmanService(self._lease.folder / "api.sock")
@@ -60,6 +61,7 @@ class PodmanBackend:
         host = PodmanHost(self.service, Lease(_KIND))
         try:
             await host.start(self._prepared, self._preload)
+            host.groups = await open_groups(host.name, self._spec)
         except BaseException:
             await asyncio.shield(host.close())
             raise
@@ -95,6 +97,7 @@ class PodmanHost:
         self._service, self._lease = service, lease
         self._lifeline: Connection | None = None
         self._closed = False
+        self.groups: HostGroups | None = None
 
     @property
     def name(self) -> str:
@@ -131,7 +134,11 @@ class PodmanHost:
                 self._lifeline.close()  # the supervisor, and so the container, ends at once
             await self._service.call(lambda client: _remove(client, self.name))
         finally:
-            self._lease.release()
+            try:
+                if self.groups is not None:
+                    await self.groups.close()
+            finally:
+                self._lease.release()
 
 
 async def ensure_image(service: PodmanService) -> HostImage:

@@ -114,9 +114,13 @@ class ExecResult:
     peak_memory_mib: float
     timed_out: bool
     killed_by: KilledBy | None
-    """Why the supervisor ended it: deadline, output flood, memory (cgroup), or the cell itself broke."""
+    """Why it did not end by itself: deadline, output flood, the cell itself broke, or ``"memory"``: the kernel killed
+    it, or the last command of its shell (which then says 137), because the memory of the whole cell was used up."""
     orphans_killed: int
     """Processes that were still alive after the command had ended."""
+    oom_kills: int = 0
+    """Processes that the kernel killed because the memory of the whole cell was used up. Where some were and
+    ``killed_by`` is None, the command went on without them. Always 0 where no control group is delegated to us."""
 
     @property
     def ok(self) -> bool:

@@ -21,6 +21,22 @@ _NAMESPACES = (
 )
 _HOSTNAME = "cell"
 _USER_ID = 1000
+_OOM_SCORE = 500
+"""When memory is short all of a cell goes before anything of the machine, and its programs (1000) before its init."""
+
+
+def join_groups(connection: socket.socket, descriptors: list[int]) -> None:
+    """Move this process, and so all that it will make, into control groups, while it may; then forget them.
+
+    The owner opened the files. Nothing in a cell or a host can name a control group, and so change a limit.
+    """
+    try:
+        for descriptor in descriptors:
+            os.write(descriptor, b"0")
+            os.close(descriptor)
+    except OSError as error:
+        connection.sendall(encode({"error": "setup", "text": f"cannot join the control group: {error.strerror}"}))
+        raise
 
 
 def start(connection: socket.socket, opening: Header, hidden: str, outer_id: int, filter_program: bytes) -> None:
@@ -97,8 +113,7 @@ def _become_init(opening: Header, hidden: str, filter_program: bytes) -> socket.
         if os.path.isdir(folder):
             kernel.mount("tmpfs", folder, "tmpfs", flags | kernel.MS_RDONLY, "size=4k,nr_inodes=1,mode=000")
     kernel.mount("proc", "/proc", "proc", flags | kernel.MS_NOEXEC, "hidepid=2")
-    with open("/proc/self/oom_score_adj", "w") as file:  # all of a cell goes before anything of the machine
-        file.write("1000")
+    kernel.set_oom_score(_OOM_SCORE)
     proxy_listener = network.set_up(opening)
     socket.sethostname(_HOSTNAME)
     os.umask(0o022)
@@ -111,12 +126,12 @@ def _become_init(opening: Header, hidden: str, filter_program: bytes) -> socket.
 
 
 def _limits(opening: Header) -> Header:
-    memory, cpu_s = opening["memory_bytes"], opening["cpu_s"]
+    cpu_s = opening["cpu_s"]
     return {
         "output_bytes": opening["output_bytes"],
         "descriptors": 256,
         "rlimits": {
-            "RLIMIT_AS": memory,
+            "RLIMIT_AS": opening["address_space_bytes"],
             "RLIMIT_NPROC": opening["pids"] + 1,  # this process counts too
             "RLIMIT_FSIZE": opening["file_bytes"],
             "RLIMIT_NOFILE": opening["open_files"],

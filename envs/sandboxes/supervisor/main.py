@@ -12,7 +12,7 @@ import sys
 from typing import NoReturn
 
 from palaestra.envs.sandboxes.supervisor import cell, kernel, program, seccomp
-from palaestra.envs.sandboxes.supervisor.frames import MalformedFrame, encode, receive
+from palaestra.envs.sandboxes.supervisor.frames import MalformedFrame, encode, receive_first
 
 SOCKET_NAME = "supervisor.sock"
 ERROR_NAME = "error"
@@ -29,6 +29,8 @@ ENVIRONMENT = {
 """What every program of every cell starts with, and so the supervisor too: a forked interpreter inherits it. With a
 fixed hash seed, sets iterate in the same order in every run."""
 _FIRST_FRAME_S = 10
+_JOIN_FILES = 3
+"""Open files that may come with a first frame: one for each hierarchy of control groups."""
 _CELL_IDS = 50_000
 """Ids are used in turn; a rootless user has 65,536 of them unless /etc/subuid says otherwise."""
 _ORPHAN_S = 60
@@ -95,10 +97,11 @@ def _handle(connection: socket.socket, control: str, outer_id: int, filter_progr
     status = 1
     try:
         connection.settimeout(_FIRST_FRAME_S)
-        message = receive(connection)
+        message, descriptors = receive_first(connection, _JOIN_FILES)
         connection.settimeout(None)
         operation = message[0].get("op") if message else None
         if operation == "open":
+            cell.join_groups(connection, descriptors)
             cell.start(connection, message[0], control, outer_id, filter_program)  # type: ignore[index]
         elif operation == "ping":
             connection.sendall(encode({"status": _own_status()}))

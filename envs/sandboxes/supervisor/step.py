@@ -262,6 +262,7 @@ def _confine(limits: Header) -> None:
         soft, hard = value if isinstance(value, list) else (value, value)
         resource.setrlimit(getattr(resource, name), (soft, hard))
     kernel.set_dumpable(True)  # so that the program can use its own /proc/self; nothing secret is in its memory
+    kernel.set_oom_score(1000)
 
 
 def _execute(request: Header) -> int:

@@ -25,6 +25,7 @@ class ForgedHost:
 
     def __init__(self, socket_path: Path, sent: list[int]) -> None:
         self.socket, self._sent = socket_path, sent
+        self.groups = None
 
     async def healthy(self) -> bool:
         return True
