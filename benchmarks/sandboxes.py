@@ -3,8 +3,7 @@
     python benchmarks/sandboxes.py [--backend podman|bubblewrap] [--quick] [--json] [--only NAME ...]
 
 The full run takes a quarter of an hour on two cores, --quick a tenth of the counts. Progress goes to stderr; with
---json the last line of stdout is one JSON object. The exit code is 1 if anything leaked. Run nothing else of Palaestra
-as the same user meanwhile: leaked containers and folders are counted by comparing what there was before and after.
+--json the last line of stdout is one JSON object. The exit code is 1 if anything leaked.
 
 ``mib_per_cell`` is what the machine's available memory (/proc/meminfo) fell by, a cell: with what the kernel holds for
 its namespaces, mounts and page tables, which no process is charged for. ``pss_mib_per_cell`` is the processes' own

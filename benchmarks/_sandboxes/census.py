@@ -13,7 +13,7 @@ from pathlib import Path
 
 from palaestra.envs.sandboxes.bubblewrap import BubblewrapHost
 from palaestra.envs.sandboxes.host import Host
-from palaestra.envs.sandboxes.leases import base_folder
+from palaestra.envs.sandboxes.leases import base_folder, is_abandoned
 from palaestra.envs.sandboxes.podman import PodmanHost
 from palaestra.envs.sandboxes.podman_container import LABEL
 from palaestra.envs.sandboxes.podman_service import environment
@@ -26,7 +26,10 @@ SETTLE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What may outlive a pool."""
+    """What may outlive a pool: containers and folders of this user whose lease nobody holds, and our descriptors.
+
+    A lease that we forgot to release is an open descriptor; one that is held otherwise is another process's.
+    """
 
     containers: frozenset[str]
     folders: frozenset[str]
@@ -34,14 +37,18 @@ class Holdings:
 
     @classmethod
     def now(cls, backend: str) -> Holdings:
-        """Of this user, all in all; so run nothing else of Palaestra as this user meanwhile."""
-        containers = ""
-        if backend == "podman":
-            command = ["podman", "ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.Names}}"]
-            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment(), timeout=60)
-            containers = done.stdout
-        folders = frozenset(path.name for path in base_folder().iterdir())
-        return cls(frozenset(containers.split()), folders, len(os.listdir("/proc/self/fd")))
+        names = {path.name.removesuffix(".lease") for path in base_folder().iterdir()}
+        left = frozenset(name for name in names if is_abandoned(base_folder() / f"{name}.lease"))
+        containers = frozenset(_abandoned_containers()) if backend == "podman" else frozenset[str]()
+        return cls(containers, left, len(os.listdir("/proc/self/fd")))
+
+
+def _abandoned_containers() -> list[str]:
+    shown = '{{.Names}} {{index .Labels "' + LABEL + '"}}'
+    command = ["podman", "ps", "--all", "--filter", f"label={LABEL}", "--format", shown]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment(), timeout=60)
+    pairs = [line.split(" ", 1) for line in done.stdout.splitlines()]
+    return [name for name, lease in pairs if is_abandoned(Path(lease))]
 
 
 def processes_of(hosts: Iterable[Host]) -> set[Process]:
