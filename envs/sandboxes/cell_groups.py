@@ -18,6 +18,7 @@ import fcntl
 import functools
 import logging
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,6 +42,7 @@ _CPU_PERIOD_US = 100_000
 _REMOVED_AT_ONCE = 4
 """How many groups of closed cells are looked at when a new one is made: more than one, so that they become fewer."""
 _REMOVE_S = 5.0
+_REMOVE_ABANDONED_S = 2.0
 _OWN_KERNEL = ("runsc", "krun", "kata")
 """Runtimes whose cells are no processes of this kernel, so that its control groups do not reach them one by one."""
 _NEARLY = 0.9
@@ -234,7 +236,7 @@ async def remove_abandoned_groups(found: Delegation, *, dry_run: bool = False) -
             for folder in place.glob(f"{PREFIX}*"):
                 with contextlib.suppress(OSError):  # held by a live owner, or removed by another start
                     abandoned[folder] = lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        left = await _removed_within(_REMOVE_S, () if dry_run else tuple(abandoned))
+        left = await _removed_within(_REMOVE_ABANDONED_S, () if dry_run else tuple(abandoned))
         if left:
             _log.warning("processes of an earlier run are still in %s; the next start removes it", left[0])
         return [folder for folder in abandoned if folder not in left]
@@ -250,14 +252,29 @@ def _warn_of_memory(problem: str) -> None:
 
 
 async def _removed_within(seconds: float, folders: tuple[Path, ...]) -> list[Path]:
-    """Remove groups with those in them as soon as their processes are gone; those that were not by then."""
+    """Remove groups with those in them, ending the processes that are left; the groups that still are there then."""
     deadline, pause_s = time.monotonic() + seconds, 0.002
     while left := [folder for folder in folders if not _remove_tree(folder)]:
         if time.monotonic() > deadline:
             break
+        for folder in left:
+            _kill_processes(folder)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.1)
     return left
+
+
+def _kill_processes(folder: Path) -> None:
+    """What we may not kill, as other users' processes on version 1, ends with its host."""
+    for group in folder.glob("*/"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or an old kernel without cgroup.kill
+            if version_of(group) == 2:
+                _write(group / "cgroup.kill", "1")
+                continue
+        with contextlib.suppress(OSError):
+            for pid in map(int, (group / "cgroup.procs").read_text().split()):
+                if pid > 0:  # 0 stands for a process that we cannot see, and for all of ours to kill(2)
+                    os.kill(pid, signal.SIGKILL)
 
 
 def _remove_tree(folder: Path) -> bool:
