@@ -23,7 +23,7 @@ from palaestra.envs.sandboxes.cell_groups import (
     HostGroups,
     limits,
     open_groups,
-    remove_abandoned,
+    remove_abandoned_groups,
     usable_controllers,
 )
 from palaestra.envs.sandboxes.cgroups import JOIN_FILE, Delegation, find_delegation, version_of
@@ -316,11 +316,11 @@ async def test_a_group_is_removed_once_its_owner_let_go_of_it(delegated: Delegat
     groups = await open_groups(f"held-{os.getpid()}", SandboxSpec())
     assert groups is not None
     groups.make()
-    assert not set(groups.folders) & set(await remove_abandoned(delegated))
+    assert not set(groups.folders) & set(await remove_abandoned_groups(delegated))
     for descriptor in groups._locks.values():
         os.close(descriptor)
     groups._locks.clear()
-    assert set(groups.folders) <= set(await remove_abandoned(delegated))
+    assert set(groups.folders) <= set(await remove_abandoned_groups(delegated))
     assert [folder for folder in groups.folders if folder.exists()] == []
 
 
@@ -338,7 +338,7 @@ async def test_a_group_whose_process_does_not_end_is_left_to_the_next_start(
         assert folder.exists()
         assert "the next start removes it" in caplog.text
         monkeypatch.undo()
-        assert folder.parent in await remove_abandoned(delegated)
+        assert folder.parent in await remove_abandoned_groups(delegated)
     assert process.returncode == -signal.SIGKILL
     assert not folder.exists()
 
