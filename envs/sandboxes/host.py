@@ -82,8 +82,14 @@ async def answers(socket: Path) -> bool:
         connection = await Connection.open(socket)
         await connection.request({"op": "ping"}, timeout_s=_REPLY_S)
     except (OSError, SandboxDied) as error:
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            raise SandboxUnavailable(f"{error.strerror}; a cell takes one, with egress more: ulimit -n 65536") from None
+        refuse_when_out_of_descriptors(error)
         return False
     connection.close()
     return True
+
+
+def refuse_when_out_of_descriptors(error: Exception) -> None:
+    """Raise ``SandboxUnavailable`` where the error says that this process, or the machine, may open no more files."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        advice = "every cell takes one, with egress more; raise the hard limit (ulimit -Hn) or hold fewer cells"
+        raise SandboxUnavailable(f"{error.strerror}: {advice}") from error

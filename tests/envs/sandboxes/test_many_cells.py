@@ -30,7 +30,7 @@ async def main():
             for _ in range(count):
                 cells.append(await pool.acquire())
         except SandboxUnavailable as error:
-            print("unavailable:", "ulimit -n" in str(error))
+            print("unavailable:", "ulimit -Hn" in str(error))
             for _ in range(3):
                 await cells.pop().close()
         print(len(cells) > 20, await alive(cells) == len(cells), len(pool.hosts))
