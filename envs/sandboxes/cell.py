@@ -14,7 +14,7 @@ from palaestra.envs.sandboxes.connection import Connection, Reply
 from palaestra.envs.sandboxes.egress.allow_list import AllowList
 from palaestra.envs.sandboxes.egress.handover import serve_proxy
 from palaestra.envs.sandboxes.handshake import begin
-from palaestra.envs.sandboxes.host import Host
+from palaestra.envs.sandboxes.host import Host, check_own_descriptors
 from palaestra.envs.sandboxes.protocol import Argv, Command, ExecResult, KilledBy, Python, SandboxSpec, Shell, Snapshot
 
 GRACE_S = 5.0
@@ -196,7 +196,11 @@ class Cell:
 
     def _oom_kills(self) -> int:
         """Since the last request. Raises ``SandboxDied`` when it was not the cell's own memory that was short."""
-        return 0 if self._connection.group is None else self._connection.group.new_oom_kills()
+        try:
+            return 0 if self._connection.group is None else self._connection.group.new_oom_kills()
+        except OSError as error:
+            check_own_descriptors(error)
+            raise SandboxDied(f"the cell's control group cannot be read: {error}") from error
 
 
 def _check_path(path: str) -> None:
