@@ -178,7 +178,10 @@ def cure(log: str) -> str:
             continue
         value = file.read_text().strip()
         if (name == "user.max_user_namespaces" and value == "0") or (wanted in "01" and value != wanted):
-            return f"This kernel refuses unprivileged user namespaces; as root run: sysctl -w {name}={wanted}"
+            return (
+                "This kernel refuses unprivileged user namespaces. Run `make podman` in a checkout of Palaestra (it "
+                f"says what it changes), or as root: sysctl -w {name}={wanted}"
+            )
     if "ermitted" in log or "ermission" in log:
         return (
             "Something outside (a container's seccomp or AppArmor profile) refuses user namespaces or mounts; "

@@ -13,26 +13,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import functools
 import logging
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from palaestra.envs.errors import SandboxDied, SandboxUnavailable
-from palaestra.envs.sandboxes.cgroups import JOIN_FILE, PREFIX, Delegation, Version, find_delegation, version_of
+from palaestra.envs.sandboxes.cgroups import (
+    JOIN_FILE,
+    PREFIX,
+    Delegation,
+    Version,
+    find_delegation,
+    lock,
+    make_locked,
+    remove_group,
+    version_of,
+)
 from palaestra.envs.sandboxes.protocol import SandboxSpec
 
 _CPU_PERIOD_US = 100_000
 _REMOVED_AT_ONCE = 4
 """How many groups of closed cells are looked at when a new one is made: more than one, so that they become fewer."""
 _REMOVE_S = 5.0
+_REMOVE_ABANDONED_S = 2.0
 _OWN_KERNEL = ("runsc", "krun", "kata")
 """Runtimes whose cells are no processes of this kernel, so that its control groups do not reach them one by one."""
 _NEARLY = 0.9
+_NOT_NOW = (errno.ENOENT, errno.EMFILE, errno.ENFILE)
+"""The group was removed; or no file can be opened at the moment, and the next look counts what this one missed."""
 _log = logging.getLogger(__name__)
 
 
@@ -80,15 +95,19 @@ class CellGroup:
             self._count()
 
     def _count(self) -> None:
-        if self._memory is not None:
-            with contextlib.suppress(FileNotFoundError):  # removed already
-                kills = _oom_kills(self._memory)
-                if kills > self._kills:
-                    self._kills, self._limit_met = kills, _limit_was_met(self._memory)
+        if self._memory is None:
+            return
+        try:
+            kills = _oom_kills(self._memory)
+            if kills > self._kills:
+                self._kills, self._limit_met = kills, _limit_was_met(self._memory)
+        except OSError as error:
+            if error.errno not in _NOT_NOW:
+                raise
 
     def removed(self) -> bool:
         """Remove what can be removed now; whether that is all of it."""
-        self.folders = tuple(folder for folder in self.folders if not _remove_group(folder))
+        self.folders = tuple(folder for folder in self.folders if not remove_group(folder))
         return not self.folders
 
 
@@ -105,7 +124,7 @@ class HostGroups:
             for place in dict.fromkeys(folders.values()):
                 names = [controller for controller in folders if folders[controller] == place]
                 folder = place / f"{PREFIX}{name}"
-                self._locks[folder] = _make_locked(folder)
+                self._locks[folder] = make_locked(folder)
                 version = version_of(folder)
                 if version == 2:
                     (folder / "cgroup.subtree_control").write_text(" ".join(f"+{controller}" for controller in names))
@@ -114,8 +133,7 @@ class HostGroups:
                     self._memory = folder
         except OSError as error:
             self._give_up()
-            text = f"no control group can be made for the cells of a host: {error.filename}: {error.strerror}"
-            raise SandboxUnavailable(text) from error
+            raise SandboxUnavailable(f"no control group can be made for the cells of a host: {error}") from error
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -156,7 +174,7 @@ class HostGroups:
 
     def _give_up(self) -> None:
         for folder, descriptor in self._locks.items():
-            _remove_group(folder)
+            remove_group(folder)
             os.close(descriptor)
         self._locks.clear()
         self.retired.clear()
@@ -165,8 +183,7 @@ class HostGroups:
 async def open_groups(name: str, spec: SandboxSpec) -> HostGroups | None:
     """Groups for the cells of the host ``name``; None where none are delegated to us.
 
-    Raises ``SandboxUnavailable`` when the spec asks for a
-    bound that only a control group could keep.
+    Raises ``SandboxUnavailable`` when the spec asks for a bound that only a control group could keep.
     """
     found = await asyncio.to_thread(find_delegation)
     folders = usable_controllers(spec, found)
@@ -212,15 +229,15 @@ def limits(version: Version, spec: SandboxSpec, controllers: Iterable[str]) -> t
     return tuple(setting for controller in controllers for setting in files[controller])
 
 
-async def remove_abandoned(found: Delegation, *, dry_run: bool = False) -> list[Path]:
-    """Remove the groups of hosts whose owner is gone, or only look; which ones they were."""
+async def remove_abandoned_groups(found: Delegation, *, dry_run: bool = False) -> list[Path]:
+    """Remove the groups of hosts whose owner is gone; which ones they were, or would be."""
     abandoned: dict[Path, int] = {}
     try:
         for place in set(found.controllers.values()):
             for folder in place.glob(f"{PREFIX}*"):
                 with contextlib.suppress(OSError):  # held by a live owner, or removed by another start
-                    abandoned[folder] = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        left = [] if dry_run else await _removed_within(_REMOVE_S, tuple(abandoned))
+                    abandoned[folder] = lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        left = await _removed_within(_REMOVE_ABANDONED_S, () if dry_run else tuple(abandoned))
         if left:
             _log.warning("processes of an earlier run are still in %s; the next start removes it", left[0])
         return [folder for folder in abandoned if folder not in left]
@@ -235,36 +252,30 @@ def _warn_of_memory(problem: str) -> None:
     _log.warning("the memory of a cell as a whole is not bounded, only that of each of its processes: %s", problem)
 
 
-def _make_locked(folder: Path) -> int:
-    """Make a group and hold it; the descriptor of the lock. Raises OSError."""
-    while True:
-        folder.mkdir(exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # another start took it for abandoned before it was locked
-            return _lock(folder, fcntl.LOCK_EX)
-
-
-def _lock(folder: Path, how: int) -> int:
-    """Lock the folder that has this name now. Raises OSError; FileNotFoundError when it is gone."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, how)
-        if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
-            raise FileNotFoundError(2, "replaced meanwhile", str(folder))
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
 async def _removed_within(seconds: float, folders: tuple[Path, ...]) -> list[Path]:
-    """Remove groups with those in them as soon as their processes are gone; those that were not by then."""
+    """Remove groups with those in them, ending the processes that are left; the groups that still are there then."""
     deadline, pause_s = time.monotonic() + seconds, 0.002
     while left := [folder for folder in folders if not _remove_tree(folder)]:
         if time.monotonic() > deadline:
             break
+        for folder in left:
+            _kill_processes(folder)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.1)
     return left
+
+
+def _kill_processes(folder: Path) -> None:
+    """What we may not kill, as other users' processes on version 1, ends with its host."""
+    for group in folder.glob("*/"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or an old kernel without cgroup.kill
+            if version_of(group) == 2:
+                _write(group / "cgroup.kill", "1")
+                continue
+        with contextlib.suppress(OSError):
+            for pid in map(int, (group / "cgroup.procs").read_text().split()):
+                if pid > 0:  # 0 stands for a process that we cannot see, and for all of ours to kill(2)
+                    os.kill(pid, signal.SIGKILL)
 
 
 def _remove_tree(folder: Path) -> bool:
@@ -272,19 +283,8 @@ def _remove_tree(folder: Path) -> bool:
         inner = [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return True
-    left = [path for path in inner if not _remove_group(Path(path))]
-    return not left and _remove_group(folder)
-
-
-def _remove_group(folder: Path) -> bool:
-    """Whether the group no longer exists."""
-    try:
-        os.rmdir(folder)
-    except FileNotFoundError:
-        pass
-    except OSError:  # a process or a group is still in it
-        return False
-    return True
+    left = [path for path in inner if not remove_group(Path(path))]
+    return not left and remove_group(folder)
 
 
 def _write(file: Path, value: str) -> None:

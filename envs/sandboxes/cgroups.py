@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
 import os
 import re
@@ -124,6 +125,38 @@ def delegation(found: Mapping[str, Hierarchy], chosen: str | None, uid: int) -> 
     return Delegation(version, usable, "; ".join(texts) or None, advice)
 
 
+def make_locked(folder: Path) -> int:
+    """Make a group and hold it; the descriptor of the lock. Raises OSError."""
+    while True:
+        folder.mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another start took it for abandoned before it was locked
+            return lock(folder, fcntl.LOCK_EX)
+
+
+def lock(folder: Path, how: int) -> int:
+    """Lock the folder that has this name now. Raises OSError; FileNotFoundError when it is gone."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, how)
+        if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+            raise FileNotFoundError(2, "replaced meanwhile", str(folder))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def remove_group(folder: Path) -> bool:
+    """Whether the group no longer exists."""
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        pass
+    except OSError:  # a process or a group is still in it
+        return False
+    return True
+
+
 def _unescaped(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
@@ -215,7 +248,7 @@ def _try_to_join(folder: Path, version: Version) -> str | None:
     """Make a group in the folder and have a process of ours join it: what failed, or None."""
     group = folder / f"{PREFIX}try-{os.getpid()}"
     try:
-        group.mkdir(exist_ok=True)
+        held = make_locked(group)
     except OSError as error:
         return f"cannot make a group in {folder}: {error.strerror}"
     try:
@@ -224,8 +257,8 @@ def _try_to_join(folder: Path, version: Version) -> str | None:
     except subprocess.TimeoutExpired:
         return f"a process did not get into a group in {folder} within {_TRY_S:.0f} s"
     finally:
-        with contextlib.suppress(OSError):  # still busy: whoever makes groups there next removes it
-            group.rmdir()
+        remove_group(group)
+        os.close(held)
     return None if done.returncode == 0 else f"a process cannot move into a group in {folder}: {done.stderr.strip()}"
 
 

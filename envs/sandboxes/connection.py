@@ -38,10 +38,10 @@ class Connection(asyncio.Protocol):
         self._lengths: tuple[int, int] | None = None
         self._at_end: list[Callable[[], None]] = []
         self.lost = False
-        self.broke_protocol = False
-        """The other end sent what is no frame, which no program can make it do. (A frame that is too large is one.)"""
         self.group: CellGroup | None = None
         """The control group of the cell behind this connection."""
+        self.broke_protocol = False
+        """The other end sent what is no frame, which no program can make it do. (A frame that is too large is one.)"""
 
     @classmethod
     async def open(cls, path: Path) -> Connection:
@@ -57,9 +57,15 @@ class Connection(asyncio.Protocol):
         return connection
 
     async def request(
-        self, header: Header, blobs: Sequence[bytes] = (), *, timeout_s: float, max_reply_bytes: int = 1 << 16
+        self,
+        header: Header,
+        blobs: Sequence[bytes] = (),
+        *,
+        timeout_s: float,
+        max_reply_bytes: int = 1 << 16,
+        trailer: bytes = b"",
     ) -> Reply:
-        """Send a frame and wait for the answer.
+        """Send a frame, and ``trailer`` behind it as it is, and wait for the answer.
 
         Raises ``SandboxDied`` at the end of the connection or on anything that is not a frame within
         ``max_reply_bytes``, and ``TimeoutError``. After either, and after a cancellation, the connection is closed: a
@@ -74,6 +80,8 @@ class Connection(asyncio.Protocol):
         self._waiter = waiter
         try:
             self._transport.write(encode(header, blobs))
+            if trailer:
+                self._transport.write(trailer)
             for patience_s in (timeout_s, _BREATH_S):
                 # Not asyncio.timeout: it cancels us even when the reply came in the same pass of the loop.
                 if (await asyncio.wait([waiter], timeout=patience_s))[0]:
@@ -84,6 +92,8 @@ class Connection(asyncio.Protocol):
             raise
         finally:
             self._waiter = None
+            if waiter.done() and not waiter.cancelled():
+                waiter.exception()  # seen, also where we were cancelled in the moment in which it was set
 
     def close(self) -> None:
         """Drop the connection at once; the supervisor ends the cell behind it."""

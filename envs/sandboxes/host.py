@@ -20,6 +20,7 @@ HOST_STARTS = min(4, max(2, os.cpu_count() or 2))
 the other, 6.8 two at a time, 7.5 three or four at a time, each of which then takes twice as long."""
 _START_S = 20.0
 _REPLY_S = 10.0
+_SAID_BYTES = 4096
 
 
 class Host(Protocol):
@@ -30,12 +31,12 @@ class Host(Protocol):
         """The supervisor's socket; every connection to it is one cell."""
 
     @property
-    def ended(self) -> bool:
-        """Whether its supervisor is known to be gone, at no cost; ``healthy`` finds out."""
-
-    @property
     def groups(self) -> HostGroups | None:
         """The control groups of its cells; None where none are delegated to us."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether its supervisor is known to be gone, at no cost; ``healthy`` finds out."""
 
     async def healthy(self) -> bool:
         """Whether it still accepts and answers. Raises ``SandboxBusy`` where that cannot be known."""
@@ -69,8 +70,7 @@ async def connect_lifeline(socket: Path, ended: Callable[[], str | None]) -> Con
             connection = await Connection.open(socket)
             await connection.request({"op": "lifeline"}, timeout_s=_REPLY_S)
         except (OSError, SandboxDied) as error:
-            if failure.exists():
-                text = failure.read_text("utf-8", "replace")
+            if (text := _said(failure)) is not None:
                 raise SandboxUnavailable(f"the supervisor could not start: {text}") from None
             if (reason := ended()) is not None:
                 raise SandboxUnavailable(reason) from None
@@ -81,8 +81,27 @@ async def connect_lifeline(socket: Path, ended: Callable[[], str | None]) -> Con
             return connection
 
 
+def _said(file: Path) -> str | None:
+    """What a supervisor wrote of its failure; None before it does. Programs of an image may have been there first."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"{file.name}: {error.strerror}"
+    try:
+        return os.read(descriptor, _SAID_BYTES).decode("utf-8", "replace")
+    except BlockingIOError:
+        return f"{file.name} is no file"
+    finally:
+        os.close(descriptor)
+
+
 async def answers(socket: Path) -> bool:
-    """Whether the supervisor behind the socket is alive and serves new connections."""
+    """Whether the supervisor behind the socket is alive and serves new connections.
+
+    Raises ``SandboxUnavailable`` when it is we who cannot ask, so that no host is given up for that.
+    """
     try:
         connection = await Connection.open(socket)
         await connection.request({"op": "ping"}, timeout_s=_REPLY_S)

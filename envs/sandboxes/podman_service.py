@@ -20,14 +20,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from palaestra.envs.errors import SandboxBusy, SandboxUnavailable
 from palaestra.envs.sandboxes.host import HOST_STARTS, check_own_descriptors
+from palaestra.envs.sandboxes.leases import Lease
 from palaestra.envs.sandboxes.processes import kill_with_children
 from palaestra.envs.sandboxes.waiting import back_off, to_the_end
 
+SERVICE_KIND = "service"
+"""What the leases of services are called; all others are those of hosts."""
 _IDLE_S = 5
 _CALL_S = 60.0
 _START_S = 20.0
@@ -39,16 +41,21 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
+_KEPT = ("PATH", "HOME", "USER", "XDG_RUNTIME_DIR")
+_FOR_REGISTRIES = ("CONTAINERS_REGISTRIES_CONF", "REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+
+
 def environment() -> dict[str, str]:
-    """What Podman needs of our environment, and nothing that would change what it does."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "USER", "XDG_RUNTIME_DIR") if name in os.environ}
+    """What Podman needs of our environment, to reach registries too, and nothing that would change containers."""
+    kept = {name: os.environ[name] for name in (*_KEPT, *_FOR_REGISTRIES, *_PROXIES) if name in os.environ}
     return {**kept, "PODMAN_IGNORE_CGROUPSV1_WARNING": "1", "LC_ALL": "C.UTF-8"}
 
 
 class PodmanService:
-    """One user's Podman. Raises ``SandboxUnavailable`` at once where it cannot work."""
+    """One user's Podman, with a socket of its own. Raises ``SandboxUnavailable`` at once where it cannot work."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, runtime: str | None = None) -> None:
         if os.getuid() == 0:
             raise SandboxUnavailable(
                 "sandboxes use rootless Podman only, and this process is root: run as an ordinary user "
@@ -59,35 +66,15 @@ class PodmanService:
             raise SandboxUnavailable("there is no podman command; run: apt-get install podman crun uidmap")
         if importlib.util.find_spec("podman") is None:
             raise SandboxUnavailable("the Python client of Podman is missing; run: pip install 'palaestra[podman]'")
-        self._program, self._socket = program, socket
+        self._program = program
+        self._lease = Lease(SERVICE_KIND)
+        self._socket = self._lease.folder / "api.sock"
+        # The API takes no runtime for a container: it accepts the option and ignores it.
+        self._options = () if runtime is None else (f"--runtime={runtime}",)
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
         self._free = asyncio.Semaphore(HOST_STARTS)
         self._threads = _Threads(HOST_STARTS)
-
-    async def command(self, *arguments: str, timeout_s: float = _CALL_S) -> str:
-        """Run ``podman ARGUMENTS`` and return what it printed."""
-        process = await asyncio.create_subprocess_exec(
-            self._program,
-            *arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # an interrupt at the terminal is for us, who then end it in order
-            env=environment(),
-        )
-        try:
-            async with asyncio.timeout(timeout_s):
-                stdout, stderr = await process.communicate()
-        except TimeoutError:
-            raise SandboxBusy(f"`podman {arguments[0]}` did not end within {timeout_s:.0f} s") from None
-        finally:
-            if process.returncode is None:
-                await asyncio.shield(_end(process))
-        if process.returncode != 0:
-            text = stderr.decode("utf-8", "replace").strip()
-            raise SandboxUnavailable(f"`podman {arguments[0]}` failed: {text[-500:]}{cure(text)}")
-        return stdout.decode("utf-8", "replace")
 
     async def call(self, function: Callable[[Any], _T], *, repeatable: bool = False, timeout_s: float = _CALL_S) -> _T:
         """``function(client)`` with a ``podman.PodmanClient``, in a thread; a few such calls at a time.
@@ -111,10 +98,13 @@ class PodmanService:
         """End the service. Idempotent."""
         self._threads.close()
         process, self._process = self._process, None
-        if process is not None and process.returncode is None:
-            process.terminate()
-            await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=_END_S)
-            await _end(process)
+        try:
+            if process is not None and process.returncode is None:
+                process.terminate()
+                await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=_END_S)
+                await _end(process)
+        finally:
+            self._lease.release()
 
     async def _call(self, function: Callable[[Any], _T], timeout_s: float) -> _T:
         process = await self._ensure_running()
@@ -168,6 +158,7 @@ class PodmanService:
         try:
             return await asyncio.create_subprocess_exec(
                 self._program,
+                *self._options,
                 "system",
                 "service",
                 f"--time={_IDLE_S}",
@@ -250,11 +241,16 @@ _BUSY = ("database is locked", "resource temporarily unavailable", "Resource tem
 _HUGETLB = "/sys/fs/cgroup/hugetlb"
 _CURES = (
     ("hybrid mode", f"as root run: mkdir -p {_HUGETLB} && mount -t cgroup -o hugetlb cgroup {_HUGETLB}"),
+    (
+        "write to uid_map failed",
+        "see `make podman`: newuidmap is refused here, as in a container without CAP_SYS_ADMIN",
+    ),
     ("newuidmap", "install the package uidmap"),
     ("subuid", "as root run: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER"),
     ("insufficient UIDs", "give the user more ids in /etc/subuid and /etc/subgid, then run: podman system migrate"),
     ("keyring", "put `keyring = false` under [containers] in ~/.config/containers/containers.conf"),
     ("/dev/net/tun", "no network is needed; is --network=none being overridden in containers.conf?"),
+    ("OCI runtime", "install that runtime, or give its path in containers.conf under [engine.runtimes]"),
     ("XDG_RUNTIME_DIR", "set XDG_RUNTIME_DIR to a folder of your own with mode 0700"),
 )
 

@@ -1,8 +1,8 @@
 """Removing what a killed process has left: one function for ``palaestra gc`` and for the next start.
 
 An owner that dies takes its hosts and cells along, since they live as long as its connections. What stays is what no
-process is left to remove: folders and their leases, containers that Podman has not cleaned up yet, Podman's API
-services in their last idle seconds, and hosts whose owner was killed before it was connected with them.
+process is left to remove: folders and their leases, control groups, containers that Podman has not cleaned up yet,
+Podman's API services in their last idle seconds, and hosts whose owner was killed before it was connected with them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.envs.sandboxes import leases
-from palaestra.envs.sandboxes.cell_groups import remove_abandoned
+from palaestra.envs.sandboxes.cell_groups import remove_abandoned_groups
 from palaestra.envs.sandboxes.cgroups import find_delegation
-from palaestra.envs.sandboxes.podman_service import PodmanService
+from palaestra.envs.sandboxes.podman_container import LABEL
+from palaestra.envs.sandboxes.podman_service import SERVICE_KIND, PodmanService
 from palaestra.envs.sandboxes.processes import send, users_of
 
-LABEL = "palaestra.lease"
-"""A container's label: the absolute path of its owner's lease file. Podman lists the containers of all processes of a
-user, whose runtime folders may differ."""
-SERVICE_KIND = "service"
-"""What the leases of Podman's API services are called; all others are those of hosts."""
 _REMOVE_S = 15.0
 _SERVICE_S = 5.0
 _BATCH = 64
@@ -68,7 +64,7 @@ async def reap(podman: PodmanService | None = None, *, dry_run: bool = False) ->
         processes += ended
         live |= {str(file) for file in batch if file not in gone and not file.name.startswith(f"{SERVICE_KIND}-")}
     # Control groups last: they go when their processes have.
-    groups = await remove_abandoned(await asyncio.to_thread(find_delegation), dry_run=dry_run)
+    groups = await remove_abandoned_groups(await asyncio.to_thread(find_delegation), dry_run=dry_run)
     names = (tuple(removed), tuple(folders), tuple(map(str, groups)))
     return Reaped(*names, processes=processes, live=len(live), unknown=tuple(unknown))
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from palaestra.envs.sandboxes.egress.allow_list import parse_target
+from palaestra.envs.sandboxes.image_names import full_image_name
 
 MAX_STEP_S = 86_400
 """The longest deadline of one execution: a day. Far longer ones are more than timers of the system can hold."""
@@ -137,10 +138,20 @@ class Task(_Frozen):
     reference: Mapping[str, str] = Field(min_length=1)
     """Files that solve it."""
     limits: Limits = Limits()
+    image: str | None = None
+    """The container image that its cells run in, whole (``docker.io/library/python:3.12-slim``): it needs Podman. None:
+    this machine's own Python, on any backend."""
     tags: tuple[str, ...] = ()
     source: str = "palaestra"
     licence: str = "Apache-2.0"
     schema_version: Literal[1] = 1
+
+    @field_validator("image")
+    @classmethod
+    def _is_whole_image_name(cls, image: str | None) -> str | None:
+        if image is not None:
+            full_image_name(image)
+        return image
 
     @model_validator(mode="after")
     def _paths(self) -> Task:

@@ -7,8 +7,7 @@ import asyncio
 from rich.console import Console
 
 from palaestra.envs.errors import SandboxUnavailable
-from palaestra.envs.sandboxes.podman import PodmanBackend
-from palaestra.envs.sandboxes.protocol import SandboxSpec
+from palaestra.envs.sandboxes.podman_service import PodmanService
 from palaestra.envs.sandboxes.reap import Reaped, reap
 
 
@@ -23,15 +22,15 @@ def run_gc(console: Console, *, dry_run: bool) -> int:
 
 async def _reap(dry_run: bool) -> tuple[Reaped, SandboxUnavailable | None]:
     try:
-        backend = PodmanBackend(SandboxSpec())
+        podman = PodmanService()
     except SandboxUnavailable:  # not installed, or not for this user: there are no containers of ours
         return await reap(dry_run=dry_run), None
     try:
-        return await reap(backend.service, dry_run=dry_run), None
+        return await reap(podman, dry_run=dry_run), None
     except SandboxUnavailable as error:
         return await reap(dry_run=dry_run), error
     finally:
-        await backend.close()
+        await podman.close()
 
 
 def show_reaped(reaped: Reaped, console: Console, *, dry_run: bool) -> None:

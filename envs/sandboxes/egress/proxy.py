@@ -112,8 +112,8 @@ class CellProxy:
             raise Refused("502 Bad Gateway", f"{target.host} cannot be resolved: {problem}.") from None
         permitted = [address for address in addresses if self._allowed.permits(address, target.port)]
         if addresses and not permitted:
-            _log.warning("egress: %s is allowed, but resolves to %s", target, ", ".join(map(str, addresses)))
-            raise self._refuse(target, f"{target} resolves to an address that is not public and not itself allowed.")
+            text = f"{target} resolves to an address that is not public and not itself allowed."
+            raise self._refuse(target, text, f" (it resolves to {', '.join(map(str, addresses))})")
         return permitted
 
     def _looked_up(self, host: str, lookup: asyncio.Task[list[Address]]) -> None:
@@ -121,10 +121,10 @@ class CellProxy:
         if not lookup.cancelled():
             lookup.exception()  # whoever still waits is told; perhaps nobody does
 
-    def _refuse(self, target: Target, text: str) -> Refused:
+    def _refuse(self, target: Target, text: str, for_the_log: str = "") -> Refused:
         if target not in self._refused and len(self._refused) < _TARGETS_LOGGED:
             self._refused.add(target)
-            _log.info("egress refused: %s", text)
+            _log.info("egress refused: %s%s", text, for_the_log)
         return Refused("403 Forbidden", text)
 
 

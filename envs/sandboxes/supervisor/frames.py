@@ -82,12 +82,12 @@ def receive_first(connection: socket.socket, most: int) -> tuple[tuple[Header, l
 
 def _body(connection: socket.socket, prefix: bytes) -> tuple[Header, list[bytes]] | None:
     header_bytes, payload_bytes = decode_prefix(prefix)
-    body = _exactly(connection, header_bytes + payload_bytes)
-    return None if body is None else decode_body(body[:header_bytes], body[header_bytes:])
+    text, payload = _exactly(connection, header_bytes), _exactly(connection, payload_bytes)
+    return None if text is None or payload is None else decode_body(text, payload)
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes | None:
-    data = connection.recv(size)
+    data = connection.recv(size, socket.MSG_WAITALL)  # in one piece: a cell's memory bounds its init as well
     if len(data) == size:
         return data
     buffer = bytearray(data)

@@ -21,6 +21,7 @@ from palaestra.envs.errors import SandboxBusy, SandboxUnavailable
 from palaestra.envs.sandboxes import BackendName, Python, Shell, open_pool, podman_service
 from palaestra.envs.sandboxes.host import HOST_STARTS
 from palaestra.envs.sandboxes.podman import PodmanBackend
+from palaestra.envs.sandboxes.podman_cli import PodmanFailed, run_podman
 from palaestra.envs.sandboxes.podman_service import PodmanService
 from palaestra.envs.sandboxes.pool import Pool
 from palaestra.envs.sandboxes.protocol import SandboxSpec
@@ -176,8 +177,9 @@ async def test_calls_run_a_few_at_a_time_and_no_more(service: PodmanService) -> 
 async def test_a_command_that_hangs_is_killed_at_its_deadline(
     service: PodmanService, tmp_path: Path, machine: Any
 ) -> None:
-    with pytest.raises(SandboxBusy, match="did not end within"):
-        await service.command("system", "service", "--time=0", f"unix://{tmp_path}/socket", timeout_s=1.0)
+    hanging = ("system", "service", "--time=0", f"unix://{tmp_path}/socket")
+    with pytest.raises(PodmanFailed, match="did not end within"):
+        await run_podman(*hanging, timeout_s=1.0, on_line=lambda line: None)
     assert machine.holds_within(lambda: not machine.processes_with(f"{tmp_path}/socket"), 10)
 
 

@@ -160,8 +160,8 @@ async def test_a_dropped_connection_frees_its_cell_at_once(own_pool: Pool, machi
     host = own_pool.hosts[0]
     marker = f"16{os.getpid()}.1803"
     connection = await open_cell(host, own_pool.spec)
-    request = {"op": "run", "kind": "argv", "timeout_s": 600, "env": {}, "result_bytes": 0}
-    running = asyncio.create_task(connection.request({**request, "argv": ["sleep", marker]}, (b"", b""), timeout_s=600))
+    request = {"op": "run", "kind": "argv", "timeout_s": 600, "env": {}, "result_bytes": 0, "stdin_bytes": 0}
+    running = asyncio.create_task(connection.request({**request, "argv": ["sleep", marker]}, (b"",), timeout_s=600))
     await until(lambda: len(machine.processes_with(f"sleep\0{marker}")) == 1)
     connection.close()
     with pytest.raises(SandboxDied):
