@@ -221,7 +221,11 @@ class Cell:
 
     def _oom_kills(self) -> int:
         """Since the last request. Raises ``SandboxDied`` when it was not the cell's own memory that was short."""
-        return 0 if self._connection.group is None else self._connection.group.new_oom_kills()
+        try:
+            return 0 if self._connection.group is None else self._connection.group.new_oom_kills()
+        except OSError as error:
+            check_own_descriptors(error)
+            raise SandboxDied(f"the cell's control group cannot be read: {error}") from error
 
 
 def _check_path(path: str) -> None:
