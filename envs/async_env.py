@@ -30,7 +30,7 @@ from palaestra.envs.tasks.task import Limits, Task
 from palaestra.envs.tasks.task_set import TaskSet
 from palaestra.envs.turn import TurnReport, play_blocks, play_program
 
-PoolSource = Callable[[Limits], Awaitable[SandboxPool]]
+PoolSource = Callable[[Limits, str | None], Awaitable[SandboxPool]]
 StepResult = tuple[str, float, bool, bool, dict[str, Any]]
 
 _FATAL_VERDICT = Verdict(
@@ -43,8 +43,8 @@ class AsyncAgentEnv:
 
     Args:
         tasks: What ``reset`` draws from.
-        sandboxes: A pool, whose spec then holds for every task, or a function from limits to a pool: the task's, with
-            the ``step_s`` that applies.
+        sandboxes: A pool, whose spec then holds for every task, or a function from limits and image to a pool: the
+            task's, with the ``step_s`` that applies.
         options: The fields of :class:`~palaestra.envs.options.EnvOptions`. An unknown one is a ``UsageError``.
     """
 
@@ -160,7 +160,7 @@ class AsyncAgentEnv:
         """A cell with the task's files; one that dies on the way is replaced once."""
         if callable(self._sandboxes):
             step_s = task.limits.step_s if self.options.step_s is None else self.options.step_s
-            pool = await self._sandboxes(task.limits.model_copy(update={"step_s": step_s}))
+            pool = await self._sandboxes(task.limits.model_copy(update={"step_s": step_s}), task.image)
         else:
             pool = self._sandboxes
         cell = EpisodeCell(pool, task)

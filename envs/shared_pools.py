@@ -36,7 +36,7 @@ _shared: dict[Key, _Shared] = {}
 
 
 class PoolLease:
-    """What one environment holds of the shared pools: a function from a task's limits to the pool that keeps them."""
+    """What one environment holds of the shared pools: a function from a task's limits and image to its pool."""
 
     def __init__(self, backend: str) -> None:
         if backend not in get_args(BackendName):
@@ -44,11 +44,18 @@ class PoolLease:
         self.backend: BackendName = backend  # type: ignore[assignment]
         self._keys: set[Key] = set()
 
-    async def __call__(self, limits: Limits) -> SandboxPool:
-        """The pool whose cells have these limits; opened with its first holder."""
+    async def __call__(self, limits: Limits, image: str | None = None) -> SandboxPool:
+        """The pool whose cells have these limits and that image; opened with its first holder."""
         # A deadline that the CPU limit undercuts would be none.
         cpu_s = max(_LEAST_CPU_S, math.ceil(limits.step_s))
-        spec = SandboxSpec(memory_mib=limits.memory_mib, pids=limits.pids, cpu_s=cpu_s, preload=PRELOAD)
+        spec = SandboxSpec(
+            memory_mib=limits.memory_mib,
+            pids=limits.pids,
+            cpu_s=cpu_s,
+            preload=PRELOAD,
+            egress=limits.egress,
+            image=image,
+        )
         key = (spec, self.backend, asyncio.get_running_loop())
         shared = _shared.get(key)
         if shared is None:

@@ -10,6 +10,7 @@ import difflib
 import functools
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import gymnasium
@@ -30,11 +31,14 @@ app = typer.Typer(
 )
 tasks_app = typer.Typer(help="Look at task sets and check them.", no_args_is_help=True)
 app.add_typer(tasks_app, name="tasks")
+image_app = typer.Typer(help="Make, list and remove the container images of sandboxes.", no_args_is_help=True)
+app.add_typer(image_app, name="image")
 
 TasksOption = Annotated[str, typer.Option("--tasks", help="builtin, humaneval:PATH, or the path of a .jsonl file")]
 BackendOption = Annotated[str, typer.Option("--backend", help="auto, podman or bubblewrap")]
 LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many tasks")]
 ConcurrencyOption = Annotated[int, typer.Option("--concurrency", min=1, help="Tasks under way at once")]
+BUILT_TAG = "localhost/palaestra:latest"
 _CONCURRENCY = 2 * (os.cpu_count() or 2)
 
 
@@ -94,6 +98,16 @@ def doctor_command(
     return run_doctor(_console(), as_json=json)
 
 
+@command(app, "gc")
+def gc_command(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed")] = False,
+) -> int:
+    """Remove what killed processes have left: containers, folders and processes of sandboxes that nobody owns."""
+    from palaestra.commands.gc import run_gc
+
+    return run_gc(_console(), dry_run=dry_run)
+
+
 @command(tasks_app, "list")
 def tasks_list(tasks: TasksOption = "builtin", limit: LimitOption = None) -> None:
     """List the tasks of a set."""
@@ -113,6 +127,47 @@ def tasks_validate(
     from palaestra.commands.tasks import validate_tasks
 
     raise typer.Exit(validate_tasks(_tasks(tasks, limit), backend=backend, concurrency=concurrency, console=_console()))
+
+
+@command(image_app, "build")
+def image_build(
+    containerfile: Annotated[
+        Path | None, typer.Option(help="Build this Containerfile; its folder is the context")
+    ] = None,
+    from_registry: Annotated[bool, typer.Option(help="Build Palaestra's Containerfile, on a Python image")] = False,
+    tag: Annotated[str, typer.Option(help="The name of what is built from a Containerfile")] = BUILT_TAG,
+    build_arg: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="An ARG of the file")] = None,
+    timeout_s: Annotated[float, typer.Option(min=1, help="Deadline of the build")] = 1800.0,
+) -> int:
+    """Make the default image from this machine's own Python, without a registry; or build a Containerfile."""
+    from palaestra.commands.image import build_containerfile, build_default_image
+
+    if containerfile is None and not from_registry:
+        if build_arg or tag != BUILT_TAG:
+            raise UsageError("--tag and --build-arg are for --containerfile PATH or --from-registry")
+        return build_default_image(_console())
+    if containerfile is not None and from_registry:
+        raise UsageError("choose one of --containerfile and --from-registry")
+    return build_containerfile(containerfile, tag, build_arg or [], timeout_s, _console())
+
+
+@command(image_app, "list")
+def image_list() -> int:
+    """List the images that Palaestra made, pulled or used."""
+    from palaestra.commands.image import list_images
+
+    return list_images(_console())
+
+
+@command(image_app, "rm")
+def image_rm(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[IMAGE]...")] = None,
+    unused: Annotated[bool, typer.Option("--unused", help="All that Palaestra made or pulled and nobody uses")] = False,
+) -> int:
+    """Remove images; exit code 1 if one of those named is in use."""
+    from palaestra.commands.image import remove_images
+
+    return remove_images(names or [], unused, _console())
 
 
 def main() -> None:

@@ -37,7 +37,16 @@ async def _probe(name: BackendName) -> str | None:
 @pytest.fixture(scope="session", params=["bubblewrap", "podman"])
 def backend(request: pytest.FixtureRequest) -> BackendName:
     """The name of a backend that works on this machine."""
-    name: BackendName = request.param
+    return _required(request.param)
+
+
+@pytest.fixture(scope="session")
+def podman() -> BackendName:
+    """``"podman"``, where it works."""
+    return _required("podman")
+
+
+def _required(name: BackendName) -> BackendName:
     with ThreadPoolExecutor(1) as thread:
         problem = thread.submit(asyncio.run, _probe(name)).result()
     if problem is not None:

@@ -6,13 +6,18 @@ import contextlib
 import dataclasses
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from palaestra.envs.errors import CellFull, SandboxDied, UsageError
 from palaestra.envs.sandboxes.connection import Connection, Reply
+from palaestra.envs.sandboxes.egress.allow_list import AllowList
+from palaestra.envs.sandboxes.egress.handover import serve_proxy
+from palaestra.envs.sandboxes.handshake import begin
 from palaestra.envs.sandboxes.host import Host
 from palaestra.envs.sandboxes.protocol import Argv, Command, ExecResult, KilledBy, Python, SandboxSpec, Shell, Snapshot
+from palaestra.envs.sandboxes.supervisor.session import MAX_SESSIONS
 
 GRACE_S = 5.0
 """How long past a command's own deadline the owner waits for the supervisor before it gives the cell up."""
@@ -21,6 +26,7 @@ _FILES_S = 30.0
 _CHUNK_BYTES = 4 << 20
 """A frame takes twice its size of the cell's memory while it is written to files."""
 _FILES_A_FRAME = 1000
+_SESSION_NAME_CHARS = 64
 _MIB = 1 << 20
 _SHELL_SIGKILL = 128 + signal.SIGKILL
 """A shell's exit code when its last command was killed."""
@@ -38,49 +44,51 @@ def opening(spec: SandboxSpec) -> dict[str, Any]:
         "open_files": spec.open_files,
         "cpu_s": spec.cpu_s,
         "output_bytes": spec.output_kib * 1024,
+        "network": spec.network,
+        "proxy": bool(spec.egress),
     }
 
 
 async def open_cell(host: Host, spec: SandboxSpec) -> Connection:
     """Make a cell in the host. Raises ``SandboxDied`` when the host cannot."""
     try:
-        connection = await Connection.open(host.socket)
-        with _new_group(host, connection) as descriptors:
-            header, _ = await connection.request(opening(spec), timeout_s=_FILES_S, descriptors=descriptors)
+        group = None if host.groups is None else host.groups.make()
+        try:
+            with contextlib.nullcontext(()) if group is None else group.join_files() as join_files:
+                connection, answer, received = await begin(
+                    host.socket, opening(spec), timeout_s=_FILES_S, descriptors=join_files
+                )
+        except BaseException:
+            if group is not None:
+                group.retire()
+            raise
+        if group is not None:
+            connection.group = group
+            connection.at_end(group.retire)
+        if "error" in answer:
+            connection.close()
+            raise SandboxDied(f"no cell could be made: {answer['text']}")
+        if spec.egress:
+            await serve_proxy(connection, received, AllowList(spec.egress))
     except OSError as error:
         raise SandboxDied(f"no cell could be made: {error or 'the supervisor did not answer in time'}") from error
-    if "error" in header:
-        connection.close()
-        raise SandboxDied(f"no cell could be made: {header['text']}")
     return connection
-
-
-@contextlib.contextmanager
-def _new_group(host: Host, connection: Connection) -> Iterator[Sequence[int]]:
-    """Give the cell behind a new connection its control group; the open files with which it joins."""
-    if host.groups is None:
-        yield ()
-        return
-    try:
-        connection.group = host.groups.make()
-        with connection.group.join_files() as descriptors:
-            yield descriptors
-    except OSError:
-        connection.close()
-        raise
 
 
 class Cell:
     """One cell. See ``Sandbox`` for what the methods promise.
 
     A cell that its own program broke (its init process ended while the host is healthy) stays broken: ``run`` answers
-    ``killed_by="cell"`` and files cannot be used, until ``renew``.
+    ``killed_by="cell"`` and files cannot be used, until ``renew``. Once the host is found dead, everything raises
+    ``SandboxDied``.
     """
 
     def __init__(self, host: Host, spec: SandboxSpec, connection: Connection) -> None:
         self.host, self._spec, self._connection = host, spec, connection
         self._broken = False
+        self._host_ended = False
         self._closed = False
+        self._sessions: set[str] = set()
 
     @property
     def broken(self) -> bool:
@@ -103,19 +111,24 @@ class Cell:
         if self._broken:
             return _killed("cell", timed_out=False, wall_s=0.0, oom_kills=0)
         header, source = _describe(command)
+        if isinstance(command, Shell) and command.session is not None:
+            self._check_session(command.session)
         header |= {"op": "run", "timeout_s": timeout_s, "env": dict(env or {}), "result_bytes": result_kib * 1024}
+        header["stdin_bytes"] = len(stdin)
         most = 2 * self._spec.output_kib * 1024 + header["result_bytes"] + _MIB
+        started = time.monotonic()
         try:
             reply, blobs = await self._connection.request(
-                header, (source, stdin), timeout_s=timeout_s + GRACE_S, max_reply_bytes=most
+                header, (source,), timeout_s=timeout_s + GRACE_S, max_reply_bytes=most, trailer=stdin
             )
             if "error" in reply:  # the command could not be started or watched; nothing is known of what it did
                 raise SandboxDied(f"the cell could not serve the command: {reply['text']}")
         except (SandboxDied, TimeoutError) as error:
             timed_out = isinstance(error, TimeoutError)
+            wall_s = time.monotonic() - started
             oom_kills = await self._attribute(error)
             killed_by: KilledBy = "deadline" if timed_out else "memory" if oom_kills else "cell"
-            return _killed(killed_by, timed_out=timed_out, wall_s=timeout_s, oom_kills=oom_kills)
+            return _killed(killed_by, timed_out=timed_out, wall_s=wall_s, oom_kills=oom_kills)
         return _with_oom_kills(_result(reply, blobs), self._oom_kills())
 
     async def write(self, files: Mapping[str, bytes]) -> None:
@@ -144,7 +157,8 @@ class Cell:
             raise UsageError("the sandbox is closed; acquire another one from the pool")
         fresh = await open_cell(self.host, self._spec)
         self._connection.close()
-        self._connection, self._broken = fresh, False
+        self._connection, self._broken, self._host_ended = fresh, False, False
+        self._sessions.clear()
         if snapshot is not None:
             reply, _ = await self._file_request({"op": "unpack"}, (snapshot.tar,))
             if "error" in reply:
@@ -152,7 +166,7 @@ class Cell:
 
     async def snapshot(self) -> Snapshot:
         most = 2 * self._spec.workspace_mib * _MIB + 4096 * self._spec.inodes
-        reply, blobs = await self._file_request({"op": "pack"}, max_reply_bytes=most)
+        reply, blobs = await self._file_request({"op": "pack", "max_bytes": most - _MIB}, max_reply_bytes=most)
         if "error" in reply:
             raise CellFull(f"the workspace cannot be read: {reply['text']}")
         return Snapshot(blobs[0])
@@ -164,6 +178,15 @@ class Cell:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("the sandbox is closed; acquire another one from the pool")
+        if self._host_ended:
+            raise SandboxDied("the sandbox host has ended; acquire another sandbox from the pool")
+
+    def _check_session(self, name: str) -> None:
+        if not 0 < len(name) <= _SESSION_NAME_CHARS:
+            raise UsageError(f"a session's name has 1 to {_SESSION_NAME_CHARS} characters; got {name[:80]!r}")
+        if name not in self._sessions and len(self._sessions) == MAX_SESSIONS:
+            raise UsageError(f"a cell keeps at most {MAX_SESSIONS} sessions; renew it, or go on with one of them")
+        self._sessions.add(name)
 
     async def _file_request(
         self, header: dict[str, Any], blobs: tuple[bytes, ...] = (), max_reply_bytes: int = 1 << 16
@@ -186,8 +209,12 @@ class Cell:
         """
         self._broken = True
         self._connection.close()
+        if self._connection.broke_protocol:
+            self._host_ended = True
+            raise SandboxDied(f"the sandbox host is at fault: {error}") from error
         oom_kills = self._oom_kills()
         if not await self.host.healthy():
+            self._host_ended = True
             raise SandboxDied(f"the sandbox host ended: {error}") from error
         return oom_kills
 
@@ -206,8 +233,10 @@ def _describe(command: Command) -> tuple[dict[str, Any], bytes]:
     match command:
         case Python(code, interpreter):
             return {"kind": interpreter}, code.encode("utf-8", "surrogatepass")
-        case Shell(text):
+        case Shell(text, None):
             return {"kind": "argv", "argv": ["/bin/sh", "-c", text]}, b""
+        case Shell(text, session):
+            return {"kind": "session", "session": session, "command": text}, b""
         case Argv(argv):
             if not argv:
                 raise UsageError("a command needs at least a program name")

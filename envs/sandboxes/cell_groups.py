@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import functools
 import logging
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,9 +42,12 @@ _CPU_PERIOD_US = 100_000
 _REMOVED_AT_ONCE = 4
 """How many groups of closed cells are looked at when a new one is made: more than one, so that they become fewer."""
 _REMOVE_S = 5.0
+_REMOVE_ABANDONED_S = 2.0
 _OWN_KERNEL = ("runsc", "krun", "kata")
 """Runtimes whose cells are no processes of this kernel, so that its control groups do not reach them one by one."""
 _NEARLY = 0.9
+_NOT_NOW = (errno.ENOENT, errno.EMFILE, errno.ENFILE)
+"""The group was removed; or no file can be opened at the moment, and the next look counts what this one missed."""
 _log = logging.getLogger(__name__)
 
 
@@ -89,11 +94,15 @@ class CellGroup:
         self._host.retired.append(self)
 
     def _count(self) -> None:
-        if self._memory is not None:
-            with contextlib.suppress(OSError):  # removed already
-                kills = _oom_kills(self._memory)
-                if kills > self._kills:
-                    self._kills, self._limit_met = kills, _limit_was_met(self._memory)
+        if self._memory is None:
+            return
+        try:
+            kills = _oom_kills(self._memory)
+            if kills > self._kills:
+                self._kills, self._limit_met = kills, _limit_was_met(self._memory)
+        except OSError as error:
+            if error.errno not in _NOT_NOW:
+                raise
 
     def removed(self) -> bool:
         """Remove what can be removed now; whether that is all of it."""
@@ -173,12 +182,10 @@ class HostGroups:
 async def open_groups(name: str, spec: SandboxSpec) -> HostGroups | None:
     """Groups for the cells of the host ``name``; None where none are delegated to us.
 
-    Removes first what processes that were killed left behind. Raises ``SandboxUnavailable`` when the spec asks for a
-    bound that only a control group could keep.
+    Raises ``SandboxUnavailable`` when the spec asks for a bound that only a control group could keep.
     """
     found = await asyncio.to_thread(find_delegation)
     folders = usable_controllers(spec, found)
-    await remove_abandoned(found)
     return HostGroups(name, spec, folders) if folders else None
 
 
@@ -221,15 +228,15 @@ def limits(version: Version, spec: SandboxSpec, controllers: Iterable[str]) -> t
     return tuple(setting for controller in controllers for setting in files[controller])
 
 
-async def remove_abandoned(found: Delegation) -> list[Path]:
-    """Remove the groups of hosts whose owner is gone; which ones they were."""
+async def remove_abandoned_groups(found: Delegation, *, dry_run: bool = False) -> list[Path]:
+    """Remove the groups of hosts whose owner is gone; which ones they were, or would be."""
     abandoned: dict[Path, int] = {}
     try:
         for place in set(found.controllers.values()):
             for folder in place.glob(f"{PREFIX}*"):
                 with contextlib.suppress(OSError):  # held by a live owner, or removed by another start
                     abandoned[folder] = lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        left = await _removed_within(_REMOVE_S, tuple(abandoned))
+        left = await _removed_within(_REMOVE_ABANDONED_S, () if dry_run else tuple(abandoned))
         if left:
             _log.warning("processes of an earlier run are still in %s; the next start removes it", left[0])
         return [folder for folder in abandoned if folder not in left]
@@ -245,14 +252,29 @@ def _warn_of_memory(problem: str) -> None:
 
 
 async def _removed_within(seconds: float, folders: tuple[Path, ...]) -> list[Path]:
-    """Remove groups with those in them as soon as their processes are gone; those that were not by then."""
+    """Remove groups with those in them, ending the processes that are left; the groups that still are there then."""
     deadline, pause_s = time.monotonic() + seconds, 0.002
     while left := [folder for folder in folders if not _remove_tree(folder)]:
         if time.monotonic() > deadline:
             break
+        for folder in left:
+            _kill_processes(folder)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.1)
     return left
+
+
+def _kill_processes(folder: Path) -> None:
+    """What we may not kill, as other users' processes on version 1, ends with its host."""
+    for group in folder.glob("*/"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or an old kernel without cgroup.kill
+            if version_of(group) == 2:
+                _write(group / "cgroup.kill", "1")
+                continue
+        with contextlib.suppress(OSError):
+            for pid in map(int, (group / "cgroup.procs").read_text().split()):
+                if pid > 0:  # 0 stands for a process that we cannot see, and for all of ours to kill(2)
+                    os.kill(pid, signal.SIGKILL)
 
 
 def _remove_tree(folder: Path) -> bool:

@@ -20,9 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palaestra.envs.errors import SandboxUnavailable
+from palaestra.envs.sandboxes.oci_archive import write_archive
 
 REPOSITORY = "localhost/palaestra-host-python"
-_FORMAT = "1"
+PYTHON_LABEL = "palaestra.python"
+"""An image's label: the interpreter that it was made from."""
+_FORMAT = "2"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SKIPPED = {"test", "tests", "idlelib", "tkinter", "turtledemo", "site-packages", "dist-packages", "ensurepip"}
 _SKIPPED |= {"lib2to3", "pydoc_data"}
 _TOOLS = """
@@ -58,6 +62,17 @@ class HostImage:
             digest.update(f"{name}\0->{target}\n".encode())
         return f"{REPOSITORY}:{digest.hexdigest()[:16]}"
 
+    def write_archive(self, target: Path) -> str:
+        """Write an image that ``podman load`` takes; the same files give the same digest, which is returned."""
+        layer = target.with_name(f"{target.name}.layer")
+        self.write(layer)
+        try:
+            return write_archive(
+                target, layer, self.tag, environment={"PATH": _PATH}, labels={PYTHON_LABEL: self.interpreter}
+            )
+        finally:
+            layer.unlink()
+
     def write(self, target: Path) -> None:
         """Write the root file system as a tar; the same files give the same bytes."""
         with tarfile.open(target, "w", format=tarfile.GNU_FORMAT) as archive:
@@ -80,19 +95,36 @@ class HostImage:
                     archive.addfile(link)
 
 
-def host_image() -> HostImage:
-    """The image that this process's own interpreter gives. Raises ``SandboxUnavailable`` when it cannot be read."""
+@dataclass(frozen=True, slots=True)
+class PythonFiles:
+    """The interpreter of this process, without its virtual environment: real paths."""
+
+    executable: Path
+    library: Path
+    """The folder of the standard library."""
+    modules: tuple[Path, ...]
+    """Its files, extension modules included; no tests, no third-party packages."""
+
+
+def python_files() -> PythonFiles:
+    """What this machine's own Python consists of, but for shared libraries."""
     executable = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
     library = Path(os.path.realpath(sysconfig.get_path("stdlib")))
-    files = {str(executable): executable}
-    files |= {str(path): path for path in _standard_library(library)}
+    return PythonFiles(executable, library, tuple(_standard_library(library)))
+
+
+def host_image() -> HostImage:
+    """The image that this process's own interpreter gives. Raises ``SandboxUnavailable`` when it cannot be read."""
+    python = python_files()
+    executable = python.executable
+    files = {str(path): path for path in (executable, *python.modules)}
     links = {"/usr/local/bin/python3": str(executable), "/usr/local/bin/python": str(executable)}
     for tool in _TOOLS.split():
         if found := shutil.which(tool, path="/usr/bin:/bin"):
             files[f"/bin/{tool}"] = Path(os.path.realpath(found))
     links["/usr/bin/env"] = "/bin/env"
     programs = [path for name, path in files.items() if name.startswith("/bin/") or ".so" in name]
-    files |= {name: Path(os.path.realpath(name)) for name in _libraries([executable, *programs])}
+    files |= {name: Path(os.path.realpath(name)) for name in shared_libraries([executable, *programs])}
     return HostImage(files, links, str(executable))
 
 
@@ -106,7 +138,7 @@ def _standard_library(root: Path) -> Iterator[Path]:
                     yield path
 
 
-def _libraries(programs: Iterable[Path]) -> set[str]:
+def shared_libraries(programs: Iterable[Path]) -> set[str]:
     """The shared libraries that the dynamic loader finds for these programs."""
     try:
         listing = subprocess.run(

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import tempfile
-import time
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -20,81 +20,91 @@ from palaestra.envs.sandboxes.bundle import supervisor_zip
 from palaestra.envs.sandboxes.cell_groups import HostGroups, open_groups
 from palaestra.envs.sandboxes.connection import Connection
 from palaestra.envs.sandboxes.host import answers, connect_lifeline
-from palaestra.envs.sandboxes.image import HostImage, host_image
-from palaestra.envs.sandboxes.leases import Lease, abandoned, is_abandoned
+from palaestra.envs.sandboxes.images import Image, default_image, named_image
+from palaestra.envs.sandboxes.leases import Lease
+from palaestra.envs.sandboxes.own_python import OwnPython, own_python
+from palaestra.envs.sandboxes.podman_container import CONTROL, Wanted, differences, status_differences
 from palaestra.envs.sandboxes.podman_service import PodmanService
 from palaestra.envs.sandboxes.protocol import SandboxSpec
+from palaestra.envs.sandboxes.reap import reap, remove_container
+from palaestra.envs.sandboxes.supervisor.interpreter import OWN_PREFIX
 from palaestra.envs.sandboxes.supervisor.main import SOCKET_NAME
 
-CONTROL = "/run/palaestra"
-LABEL = "palaestra.lease"
-"""A container's label: the absolute path of its owner's lease file. Podman lists the containers of all processes of a
-user, whose runtime folders may differ."""
 FIRST_CELL_ID = 10_000
 """Cells get the container's ids from here on, each its own."""
 _KIND = "podman"
-_CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID")
-_REMOVE_S = 15.0
+_HOSTS = "127.0.0.1 localhost cell\n::1 localhost\n"
+"""/etc/hosts of a container: Podman's own would hold the names that this machine knows."""
+_log = logging.getLogger(__name__)
 
 
 class PodmanBackend:
-    """Starts containers for one user."""
+    """Starts containers for one user, from one image, with one OCI runtime."""
 
     name = "podman"
 
     def __init__(self, spec: SandboxSpec) -> None:
-        self._spec, self._preload = spec, spec.preload
-        self._lease = Lease("service")
-        try:
-            self.service = PodmanService(self._lease.folder / "api.sock")
-        except SandboxUnavailable:
-            self._lease.release()
-            raise
-        self._prepared: HostImage | None = None
+        self._spec = spec
+        self.service = PodmanService(spec.runtime)
+        self._image: Image | None = None
+        self._own: OwnPython | None = None
+        self._python: str | None = None
         self._preparing = asyncio.Lock()
+
+    @property
+    def image_digest(self) -> str | None:
+        """``sha256:…`` of the image that hosts start from; None before the first one."""
+        return None if self._image is None else self._image.digest
 
     async def start_host(self) -> PodmanHost:
         async with self._preparing:
-            if self._prepared is None:
-                await self._remove_abandoned()
-                self._prepared = await ensure_image(self.service)
-        host = PodmanHost(self.service, Lease(_KIND))
+            image = await self._prepare()
+        host = PodmanHost(self.service, Lease(_KIND), self._spec.runtime)
         try:
-            await host.start(self._prepared, self._preload)
+            await self._start(host, image)
             host.groups = await open_groups(host.name, self._spec)
         except BaseException:
             await asyncio.shield(host.close())
             raise
         return host
 
+    async def _start(self, host: PodmanHost, image: Image) -> None:
+        """Start it, and see that its programs get the same Python as those of the hosts before."""
+        python = await host.start(image, self._own, self._spec.preload)
+        if self._python is None:
+            _log.info("programs in %s run %s", image.name, python)
+            self._python = python
+        elif python != self._python:
+            raise SandboxUnavailable(
+                f"the python3 of {image.name} did not start in time, or did before: a new host would run {python}, "
+                f"and others run {self._python}; is the machine overloaded?"
+            )
+
     async def close(self) -> None:
         try:
             await self.service.close()
         finally:
-            self._lease.release()
+            for held in (self._image, self._own):
+                if held is not None:
+                    held.claim.release()
 
-    async def _remove_abandoned(self) -> None:
-        """Containers whose owner died without closing them."""
-        for _ in abandoned("service"):
-            pass
-        labelled = await self.service.call(
-            lambda client: [
-                (item.name, item.labels.get(LABEL, ""))
-                for item in client.containers.list(all=True, filters={"label": LABEL})
-            ]
-        )
-        for name, lease in labelled:
-            if is_abandoned(Path(lease)):
-                await self.service.call(functools.partial(_remove, name=name))
-        for _ in abandoned(_KIND):
-            pass
+    async def _prepare(self) -> Image:
+        """Once a backend: what hosts start from."""
+        if self._image is None:
+            await reap(self.service)
+            if self._spec.image is None:
+                self._image = await default_image(self.service)
+            else:
+                self._own = self._own or await asyncio.to_thread(own_python)
+                self._image = await named_image(self.service, self._spec.image, self._spec.pull)
+        return self._image
 
 
 class PodmanHost:
     """One container with its supervisor as PID 1."""
 
-    def __init__(self, service: PodmanService, lease: Lease) -> None:
-        self._service, self._lease = service, lease
+    def __init__(self, service: PodmanService, lease: Lease, runtime: str | None) -> None:
+        self._service, self._lease, self._runtime = service, lease, runtime
         self._lifeline: Connection | None = None
         self._closed = False
         self.groups: HostGroups | None = None
@@ -108,22 +118,48 @@ class PodmanHost:
     def socket(self) -> Path:
         return self._lease.folder / "control" / SOCKET_NAME
 
-    async def start(self, image: HostImage, preload: tuple[str, ...]) -> None:
+    async def start(self, image: Image, own: OwnPython | None, preload: tuple[str, ...]) -> str:
+        """Create the container, compare it with what was asked, and wait for its supervisor; returns the path of the
+        Python that it runs.
+
+        ``own`` is the interpreter that is bound beside the image's files, where the image needs one.
+        """
         folder = self._lease.folder
         (folder / "control").mkdir(mode=0o700)
         (folder / "supervisor.zip").write_bytes(supervisor_zip())
-        wanted = _options(self.name, self._lease.file, folder)
-        command = [image.interpreter, "-I", "-S", f"{CONTROL}.zip", CONTROL, str(FIRST_CELL_ID), *preload]
-        made = await self._service.call(lambda client: _create(client, image.tag, command, wanted))
-        if problems := differences(wanted, made):
-            raise SandboxUnavailable("Podman made another container than it was asked for: " + "; ".join(problems))
-        self._lifeline = await connect_lifeline(self.socket, lambda: None)
-        status = await supervisor_status(self.socket)
-        if status["NoNewPrivs"] != "1" or status["Seccomp"] != "2":
-            raise SandboxUnavailable(f"the container runs without no_new_privs or without Podman's seccomp: {status}")
+        (folder / "hosts").write_text(_HOSTS)
+        (folder / "empty").mkdir(mode=0o755)
+        binds = {
+            # Cells mount their own file systems there, so the folders must exist, whatever the image has.
+            "/workspace": (folder / "empty", False),
+            "/tmp": (folder / "empty", False),
+            CONTROL: (folder / "control", True),
+            f"{CONTROL}.zip": (folder / "supervisor.zip", False),
+            "/etc/hosts": (folder / "hosts", False),
+        }
+        if own is not None:
+            binds[OWN_PREFIX] = (own.folder, False)
+        command = (image.interpreter, "-I", "-S", f"{CONTROL}.zip", CONTROL, str(FIRST_CELL_ID), *preload)
+        wanted = Wanted(self.name, self._lease.file, image.image_id, command, binds, self._runtime)
+        try:
+            made = await self._service.call(lambda client: _create(client, wanted))
+        except SandboxUnavailable as error:
+            if self._runtime is None:
+                raise
+            raise SandboxUnavailable(f"with the OCI runtime {self._runtime!r}: {error}") from error
+        _check(differences(wanted, made, _runtime_config(made)))
+        process = Path("/proc", str(made["State"]["Pid"]))
+        self._lifeline = await connect_lifeline(self.socket, lambda: _why_it_ended(process, image))
+        status, python = await supervisor_status(self.socket)
+        _check(status_differences(status))
+        return python
+
+    @property
+    def ended(self) -> bool:
+        return self._closed or (self._lifeline is not None and self._lifeline.lost)
 
     async def healthy(self) -> bool:
-        return not self._closed and await answers(self.socket)
+        return not self.ended and await answers(self.socket)
 
     async def close(self) -> None:
         if self._closed:
@@ -132,7 +168,7 @@ class PodmanHost:
         try:
             if self._lifeline is not None:
                 self._lifeline.close()  # the supervisor, and so the container, ends at once
-            await self._service.call(lambda client: _remove(client, self.name))
+            await self._service.call(functools.partial(remove_container, name=self.name), repeatable=True)
         finally:
             try:
                 if self.groups is not None:
@@ -141,90 +177,41 @@ class PodmanHost:
                 self._lease.release()
 
 
-async def ensure_image(service: PodmanService) -> HostImage:
-    """The image of this machine's Python in the user's storage, made when it is not there yet."""
-    image = await asyncio.to_thread(host_image)
-    if not await service.call(lambda client: client.images.exists(image.tag)):
-        with tempfile.TemporaryDirectory(prefix="palaestra-image-") as folder:
-            archive = Path(folder, "root.tar")
-            await asyncio.to_thread(image.write, archive)
-            await service.command("import", "--quiet", str(archive), image.tag, timeout_s=300)
-    return image
-
-
-async def supervisor_status(socket: Path) -> dict[str, str]:
-    """Lines of /proc/1/status as the supervisor reads them."""
+async def supervisor_status(socket: Path) -> tuple[dict[str, str], str]:
+    """Lines of /proc/1/status as the supervisor reads them, and the path of its interpreter."""
     connection = await Connection.open(socket)
     try:
         header, _ = await connection.request({"op": "ping"}, timeout_s=10)
     finally:
         connection.close()
-    status: dict[str, str] = header["status"]
-    return status
+    return header["status"], header["python"]
 
 
-def _options(name: str, lease: Path, folder: Path) -> dict[str, Any]:
-    return {
-        "name": name,
-        "labels": {LABEL: str(lease)},
-        "cap_drop": ["ALL"],
-        "cap_add": list(_CAPABILITIES),
-        "no_new_privileges": True,
-        "unmasked_paths": ["ALL"],  # a cell may mount its own /proc only where this one is whole; cells mask theirs
-        "network_mode": "none",
-        "read_only": True,
-        "read_write_tmpfs": False,
-        "remove": True,
-        "sdnotifyMode": "ignore",
-        "log_config": {"Type": "none"},
-        "shm_size": 1 << 20,
-        "stop_timeout": 0,
-        "ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "nofile", "Soft": 1024, "Hard": 1024}],
-        "volumes": {
-            str(folder / "control"): {"bind": CONTROL, "mode": "rw"},
-            str(folder / "supervisor.zip"): {"bind": f"{CONTROL}.zip", "mode": "ro"},
-        },
-    }
-
-
-def _create(client: Any, image: str, command: list[str], wanted: dict[str, Any]) -> dict[str, Any]:
+def _create(client: Any, wanted: Wanted) -> dict[str, Any]:
     """Create, start and inspect."""
-    container = client.containers.create(image, command, **wanted)
+    container = client.containers.create(wanted.image_id, list(wanted.command[1:]), **wanted.options())
     container.start()
     container.reload()
     made: dict[str, Any] = container.attrs
     return made
 
 
-def differences(wanted: dict[str, Any], made: dict[str, Any]) -> list[str]:
-    """Where an inspected container is weaker than what was asked for."""
-    host = made["HostConfig"]
-    checks = [
-        ("network", "none", host.get("NetworkMode")),
-        ("read-only root", True, host.get("ReadonlyRootfs")),
-        ("privileged", False, host.get("Privileged")),
-        ("capabilities", {f"CAP_{name}" for name in wanted["cap_add"]}, set(made.get("BoundingCaps") or ())),
-        ("label", wanted["labels"][LABEL], made["Config"]["Labels"].get(LABEL)),
-        (
-            "mounts",
-            {(source, mount["bind"], mount["mode"] == "rw") for source, mount in wanted["volumes"].items()},
-            {(mount["Source"], mount["Destination"], mount["RW"]) for mount in made["Mounts"]},
-        ),
-    ]
-    return [f"{what}: asked {asked!r}, got {got!r}" for what, asked, got in checks if asked != got]
+def _runtime_config(made: dict[str, Any]) -> dict[str, Any]:
+    """What Podman handed to the OCI runtime."""
+    file = made.get("OCIConfigPath", "")
+    try:
+        config: dict[str, Any] = json.loads(Path(file).read_text())
+    except (OSError, ValueError) as error:
+        raise SandboxUnavailable(f"cannot read what Podman gave to its runtime ({file!r}): {error}") from error
+    return config
 
 
-def _remove(client: Any, name: str) -> None:
-    """Remove a container that may be ending, or be removed by Podman itself, at this moment."""
-    from podman.errors import APIError, NotFound
+def _check(problems: list[str]) -> None:
+    if problems:
+        raise SandboxUnavailable("Podman made another container than it was asked for: " + "; ".join(problems))
 
-    deadline = time.monotonic() + _REMOVE_S
-    while client.containers.exists(name):
-        try:
-            client.containers.get(name).remove(force=True)
-        except NotFound:
-            return
-        except APIError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+
+def _why_it_ended(process: Path, image: Image) -> str | None:
+    if process.exists():
+        return None
+    return f"the first process of a container from {image.name} ended at once; can the image run on this machine?"

@@ -22,10 +22,12 @@ from types import TracebackType
 from typing import Literal, Protocol, Self, get_args
 
 from palaestra.envs.errors import UsageError
+from palaestra.envs.sandboxes.egress.allow_list import parse_target
+from palaestra.envs.sandboxes.image_names import full_image_name
 
 KilledBy = Literal["deadline", "output", "memory", "cell"]
 PullPolicy = Literal["missing", "always", "newer", "never"]
-_TARGET = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
+_RUNTIME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|/[^\0]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,14 @@ class SandboxSpec:
     egress: tuple[str, ...] = ()
     """``"host:port"`` of what the cell may reach through Palaestra's proxy; empty, the default: nothing."""
     image: str | None = None
-    """A container image by name (``docker.io/library/python:3.12-slim``), for Podman; None: this machine's Python."""
+    """A container image by its whole name (``docker.io/library/python:3.12-slim``), for Podman; None: this machine's
+    Python."""
     pull: PullPolicy = "missing"
-    """When ``image`` is fetched from its registry."""
+    """When ``image`` is fetched from its registry: if it is not here; always; always, but going on with what is here if
+    the registry does not answer; never."""
     runtime: str | None = None
-    """The OCI runtime of containers (``crun``, ``runc``, ``runsc``, ``krun``, ``kata``); None: Podman's own choice."""
+    """The OCI runtime of Podman's containers: a name (``crun``, ``runc``, ``runsc``, ``krun``, ``kata``) or an absolute
+    path; None: Podman's own choice."""
 
     def __post_init__(self) -> None:
         least_values = {"memory_mib": 16, "pids": 1, "file_mib": 1, "workspace_mib": 1, "inodes": 16}
@@ -84,11 +89,19 @@ class SandboxSpec:
         for name, choices in (("network", ("loopback", "none")), ("pull", get_args(PullPolicy))):
             if getattr(self, name) not in choices:
                 raise UsageError(f"SandboxSpec.{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
+        if self.image is not None:
+            full_image_name(self.image)
+        if self.runtime is not None and not _RUNTIME.fullmatch(self.runtime):
+            raise UsageError(f"SandboxSpec.runtime={self.runtime!r} is neither a name like 'crun' nor an absolute path")
         if self.egress and self.network == "none":
             raise UsageError("SandboxSpec.egress needs network='loopback': the proxy is reached over it")
+        if not isinstance(self.egress, tuple):
+            raise UsageError(f"SandboxSpec.egress must be a tuple of 'host:port', got {self.egress!r}")
         for target in self.egress:
-            if not _TARGET.fullmatch(target) or not 0 < int(target.rpartition(":")[2]) < 65536:
-                raise UsageError(f"SandboxSpec.egress holds {target!r}; write 'host:port', like 'example.org:443'")
+            try:
+                parse_target(target)
+            except UsageError as error:
+                raise UsageError(f"SandboxSpec.egress: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

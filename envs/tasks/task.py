@@ -12,6 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from palaestra.envs.sandboxes.egress.allow_list import parse_target
+from palaestra.envs.sandboxes.image_names import full_image_name
+
 MAX_STEP_S = 86_400
 """The longest deadline of one execution: a day. Far longer ones are more than timers of the system can hold."""
 MAX_ID_CHARS = 200
@@ -29,6 +32,15 @@ class Limits(_Frozen):
     memory_mib: int = Field(default=512, ge=64)
     pids: int = Field(default=64, ge=1)
     turns: int | None = Field(default=None, ge=1)
+    egress: tuple[str, ...] = ()
+    """``"host:port"`` of what its cells may reach outside, those that grade it included; empty: nothing."""
+
+    @field_validator("egress")
+    @classmethod
+    def _are_targets(cls, egress: tuple[str, ...]) -> tuple[str, ...]:
+        for target in egress:
+            parse_target(target)
+        return egress
 
 
 class FunctionCase(_Frozen):
@@ -126,10 +138,20 @@ class Task(_Frozen):
     reference: Mapping[str, str] = Field(min_length=1)
     """Files that solve it."""
     limits: Limits = Limits()
+    image: str | None = None
+    """The container image that its cells run in, whole (``docker.io/library/python:3.12-slim``): it needs Podman. None:
+    this machine's own Python, on any backend."""
     tags: tuple[str, ...] = ()
     source: str = "palaestra"
     licence: str = "Apache-2.0"
     schema_version: Literal[1] = 1
+
+    @field_validator("image")
+    @classmethod
+    def _is_whole_image_name(cls, image: str | None) -> str | None:
+        if image is not None:
+            full_image_name(image)
+        return image
 
     @model_validator(mode="after")
     def _paths(self) -> Task:

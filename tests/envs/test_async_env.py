@@ -116,7 +116,7 @@ async def test_the_pool_is_asked_for_by_the_deadline_that_applies(
 ) -> None:
     asked: list[Limits] = []
 
-    async def source(limits: Limits) -> SandboxPool:
+    async def source(limits: Limits, image: str | None) -> SandboxPool:
         asked.append(limits)
         return pool
 

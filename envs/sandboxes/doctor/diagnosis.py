@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from palaestra.envs.errors import SandboxDied, SandboxUnavailable
 from palaestra.envs.sandboxes.backends import ENVIRONMENT_VARIABLE, BackendName, candidates, open_pool
@@ -62,6 +61,10 @@ async def _explanation(name: BackendName) -> tuple[Check, ...]:
     if name != "podman":
         return ()
     try:
-        return await examine_podman(PodmanService(Path("/nonexistent/palaestra.sock")))
+        service = PodmanService()
+        try:
+            return await examine_podman(service)
+        finally:
+            await service.close()
     except SandboxUnavailable:
         return ()

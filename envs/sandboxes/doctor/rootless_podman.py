@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -20,25 +19,23 @@ from palaestra.envs.sandboxes.podman_service import PodmanService
 from palaestra.envs.sandboxes.supervisor.main import CELL_IDS
 
 Info = Mapping[str, Any]
-"""The object that ``podman info --format json`` prints."""
+"""What Podman says of itself: over its API, or as ``podman info --format json`` prints it."""
 _OLDEST = (4, 3)
 _CAP_SYS_ADMIN = 21
 _LOCKS = 2048
 """Podman's default for containers, pods and volumes together."""
-_INFO_S = 60.0
 
 
 async def examine_podman(
     service: PodmanService, *, root: Path = Path("/"), home: Path | None = None
 ) -> tuple[Check, ...]:
     """Ask Podman. Raises ``SandboxUnavailable`` when it does not answer."""
-    info = json.loads(await service.command("info", "--format", "json", timeout_s=_INFO_S))
+    info: Info = await service.call(lambda client: client.info())
     settings = containers_conf(root, home or Path.home())
     locks = info["host"].get("freeLocks")
     if locks is None:  # Podman before 4.6 does not say
         used = int(info["store"]["containerStore"]["number"])
-        for kind in ("volume", "pod"):
-            used += len((await service.command(kind, "ls", "--quiet", timeout_s=_INFO_S)).split())
+        used += await service.call(lambda client: len(client.volumes.list()) + len(client.pods.list()))
         locks = int(settings.get("engine", {}).get("num_locks", _LOCKS)) - used
     return (*judge_info(info, int(locks)), *judge_settings(settings, root), _id_helpers(root))
 

@@ -11,23 +11,12 @@ import socket
 import sys
 from typing import NoReturn
 
-from palaestra.envs.sandboxes.supervisor import cell, kernel, program, seccomp
+from palaestra.envs.sandboxes.supervisor import cell, interpreter, kernel, program, seccomp
 from palaestra.envs.sandboxes.supervisor.frames import MalformedFrame, encode, receive_first
 
 SOCKET_NAME = "supervisor.sock"
 ERROR_NAME = "error"
 """Beside the socket, when there will be none: why not."""
-ENVIRONMENT = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "HOME": "/workspace",
-    "LANG": "C.UTF-8",
-    "TMPDIR": "/tmp",
-    "USER": "user",
-    "PYTHONHASHSEED": "0",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
-"""What every program of every cell starts with, and so the supervisor too: a forked interpreter inherits it. With a
-fixed hash seed, sets iterate in the same order in every run."""
 _FIRST_FRAME_S = 10
 _JOIN_FILES = 3
 """Open files that may come with a first frame: one for each hierarchy of control groups."""
@@ -40,7 +29,9 @@ _ORPHAN_S = 60
 def main(arguments: list[str]) -> NoReturn:
     """``CONTROL_FOLDER FIRST_ID [MODULE ...]``: cells get ids from FIRST_ID on; 0 means that all have our own."""
     if sys.flags.isolated:  # the host started us untouched by the environment of its image; now choose our own
-        os.execve(sys.executable, [sys.executable, "-s", "-S", "-B", sys.argv[0], *arguments], ENVIRONMENT)
+        environment = interpreter.program_environment(os.environ)
+        executable = interpreter.choose(environment)
+        os.execve(executable, [executable, "-s", "-S", "-B", sys.argv[0], *arguments], environment)
     control, first_id, *modules = arguments
     try:
         listener, filter_program = _prepare(control, modules)
@@ -104,7 +95,7 @@ def _handle(connection: socket.socket, control: str, outer_id: int, filter_progr
             cell.join_groups(connection, descriptors)
             cell.start(connection, message[0], control, outer_id, filter_program)  # type: ignore[index]
         elif operation == "ping":
-            connection.sendall(encode({"status": _own_status()}))
+            connection.sendall(encode({"status": _own_status(), "python": sys.executable}))
         elif operation == "lifeline":
             _hold_lifeline(connection)
         status = 0

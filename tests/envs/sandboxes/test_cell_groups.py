@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -22,7 +23,7 @@ from palaestra.envs.sandboxes.cell_groups import (
     HostGroups,
     limits,
     open_groups,
-    remove_abandoned,
+    remove_abandoned_groups,
     usable_controllers,
 )
 from palaestra.envs.sandboxes.cgroups import JOIN_FILE, Delegation, find_delegation, version_of
@@ -169,9 +170,10 @@ async def test_a_program_that_puts_its_cells_init_first_in_line_loses_its_cell_a
     bounded: Pool, cell: Sandbox
 ) -> None:
     other = await bounded.acquire()
-    code = f"try: open('/proc/self/oom_score_adj', 'w').write('0')\nexcept OSError: pass\n{HOG}"
+    code = f"try: open('/proc/self/oom_score_adj', 'w').write('0')\nexcept OSError: pass\n{MANY_HOGS}"
     result = await cell.run(Python(code, "fork"), timeout_s=60)
-    assert (result.killed_by, result.timed_out) == ("memory", False)
+    assert (result.killed_by, result.timed_out, result.oom_kills > 0) == ("memory", False, True)
+    assert cell.broken
     assert await alive(other)
     await cell.renew()
     assert await alive(cell)
@@ -218,12 +220,13 @@ async def test_the_number_of_processes_is_bounded_by_the_group_too(delegated: De
 
 
 async def test_cpu_time_of_all_processes_together_is_bounded(backend: BackendName, delegated: Delegation) -> None:
-    async with await open_pool(SandboxSpec(cpus=0.2), backend=backend) as pool:
+    async with await open_pool(SandboxSpec(cpus=0.05), backend=backend) as pool:
         sandbox = await pool.acquire()
         busy = "import os, time\nos.fork()\nend = time.monotonic() + 2\nwhile time.monotonic() < end: pass"
-        result = await sandbox.run(Python(f"{busy}\ntry: os.wait()\nexcept ChildProcessError: pass"), timeout_s=60)
+        busy += "\ntry: os.wait()\nexcept ChildProcessError: pass"
+        result = await sandbox.run(Python(busy, "fork"), timeout_s=60)
         assert result.exit_code == 0
-        assert result.cpu_s < 0.45 * result.wall_s  # 0.2 and a period's start-up; two processes could use 2 cores
+        assert result.cpu_s < 0.15 * result.wall_s  # two busy processes get more than that even of a loaded machine
         await sandbox.close()
 
 
@@ -313,11 +316,11 @@ async def test_a_group_is_removed_once_its_owner_let_go_of_it(delegated: Delegat
     groups = await open_groups(f"held-{os.getpid()}", SandboxSpec())
     assert groups is not None
     groups.make()
-    assert not set(groups.folders) & set(await remove_abandoned(delegated))
+    assert not set(groups.folders) & set(await remove_abandoned_groups(delegated))
     for descriptor in groups._locks.values():
         os.close(descriptor)
     groups._locks.clear()
-    assert set(groups.folders) <= set(await remove_abandoned(delegated))
+    assert set(groups.folders) <= set(await remove_abandoned_groups(delegated))
     assert [folder for folder in groups.folders if folder.exists()] == []
 
 
@@ -325,6 +328,7 @@ async def test_a_group_whose_process_does_not_end_is_left_to_the_next_start(
     delegated: Delegation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cell_groups, "_REMOVE_S", 0.1)
+    monkeypatch.setattr(cell_groups, "_kill_processes", lambda folder: None)
     groups = HostGroups(f"stuck-{os.getpid()}", SandboxSpec(), {"pids": delegated.controllers["pids"]})
     (folder,) = groups.make().folders
     with start_in(folder, "echo joined; exec sleep 600") as process:
@@ -333,9 +337,9 @@ async def test_a_group_whose_process_does_not_end_is_left_to_the_next_start(
         await groups.close()
         assert folder.exists()
         assert "the next start removes it" in caplog.text
-        process.kill()
-    monkeypatch.undo()
-    assert folder.parent in await remove_abandoned(delegated)
+        monkeypatch.undo()
+        assert folder.parent in await remove_abandoned_groups(delegated)
+    assert process.returncode == -signal.SIGKILL
     assert not folder.exists()
 
 
