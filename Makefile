@@ -12,10 +12,11 @@ PROFILE ?= full
 # Two workers: the suite is sized for two cores, and every worker loads jax.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help demo test soak lint format types constraints clean
+.PHONY: help demo podman test soak lint format types constraints clean
 
 help:
 	@echo "make demo     an agent learns to repair code in real sandboxes (SEED=n, PROFILE=full|smoke|blind)"
+	@echo "make podman   sets up rootless Podman for you, or for ARGS='--user NAME' (through sudo; says what it changes)"
 	@echo "make test     the tests, real sandboxes included"
 	@echo "make soak     the same tests at ten times their counts"
 	@echo "make lint     ruff and the layer contract;  make types  the type checker;  make format  rewrites"
@@ -33,6 +34,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	@$(BIN)/python examples/learn_to_repair.py --seed $(SEED) --profile $(PROFILE)
+
+podman:
+	@if [ "$$(id -u)" = 0 ]; then exec scripts/setup-podman $(ARGS); fi; \
+	command -v sudo >/dev/null || { echo "this needs root, and there is no sudo; as root run: scripts/setup-podman --user $$(id -un)" >&2; exit 2; }; \
+	echo "This needs root; sudo may ask for your password. To see first what it would do: scripts/setup-podman --dry-run"; \
+	exec sudo scripts/setup-podman --user "$$(id -un)" $(ARGS)
 
 test: $(STAMP)
 	@$(PYTEST) $(ARGS)

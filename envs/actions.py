@@ -4,7 +4,7 @@ In the ``blocks`` format an action is a message in Markdown. What counts in it i
 
 * a fenced block whose info string has ``path=...`` writes that file: ```` ```python path=solution.py ````;
 * a fenced block in ``python`` without a path runs as a program;
-* a fenced block in ``bash`` or ``sh`` runs as a shell command;
+* a fenced block in ``bash`` or ``sh`` runs as a shell command, in the shell session of the episode;
 * ``<submit/>`` on a line of its own hands the solution in.
 
 Everything else (prose, blocks in other languages without a path) is the model talking to itself. A message without
@@ -53,7 +53,7 @@ BLOCKS_HELP = """\
 Answer with fenced blocks; they are carried out in order:
 - ```python path=solution.py writes the block to that file (any path, any language);
 - ```python without a path runs the block as a program;
-- ```bash runs the block as a shell command in /workspace.
+- ```bash runs the block as a shell command; the next one goes on in the same folder, with the same variables.
 When you are done, write <submit/> on a line of its own."""
 
 PROGRAM_HELP = "Answer with one Python program and nothing else: the whole answer is run as it stands."

@@ -60,6 +60,10 @@ class ImageUnavailable(SandboxUnavailable):
     """The container image that was asked for is not here and cannot be had; the message carries the cure."""
 
 
+class SandboxBusy(SandboxUnavailable):
+    """A backend that works otherwise refused or did not answer this time; another attempt may succeed."""
+
+
 class SandboxDied(InfrastructureError):
     """The host of a cell, or its supervisor, ended or broke the protocol while a request was outstanding."""
 

@@ -48,7 +48,14 @@ class PoolLease:
         """The pool whose cells have these limits and that image; opened with its first holder."""
         # A deadline that the CPU limit undercuts would be none.
         cpu_s = max(_LEAST_CPU_S, math.ceil(limits.step_s))
-        spec = SandboxSpec(memory_mib=limits.memory_mib, pids=limits.pids, cpu_s=cpu_s, preload=PRELOAD, image=image)
+        spec = SandboxSpec(
+            memory_mib=limits.memory_mib,
+            pids=limits.pids,
+            cpu_s=cpu_s,
+            preload=PRELOAD,
+            egress=limits.egress,
+            image=image,
+        )
         key = (spec, self.backend, asyncio.get_running_loop())
         shared = _shared.get(key)
         if shared is None:

@@ -15,6 +15,10 @@ from palaestra.envs.grading.verdict import Verdict
 from palaestra.envs.options import EnvOptions
 from palaestra.envs.sandboxes.protocol import Command, ExecResult, Python, Shell
 
+_SESSION = "episode"
+"""Of all shell commands of an episode: what one leaves (working directory, variables) the next one finds, in later
+turns too. A replaced cell begins a new one."""
+
 
 @dataclass(slots=True)
 class TurnReport:
@@ -52,7 +56,7 @@ async def play_blocks(text: str, cell: EpisodeCell, options: EnvOptions) -> Turn
                 await _run(cell, Python(code, interpreter=options.interpreter), "python", report, options)
             case RunShell(command):
                 label = command.strip().split("\n", 1)[0]
-                await _run(cell, Shell(command), label, report, options)
+                await _run(cell, Shell(command, session=_SESSION), label, report, options)
             case Submit():
                 report.handed_in = True
     if not report.handed_in and (wrote or (report.commands and await cell.solution_changed())):

@@ -83,11 +83,29 @@ def eval_command(
 
 
 @command(app, "doctor")
-def doctor_command() -> int:
-    """Show which sandbox backend is chosen, why, and which limits really hold on this machine."""
+def doctor_command(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object (docs/sandbox-setup.md) instead")] = False,
+) -> int:
+    """Show which sandbox backend is chosen, why, and which limits really hold on this machine.
+
+    Programs in a cell try to go beyond its limits. Exit code 0 when a backend works and every promise holds in the one
+    that is chosen; 1 when none works, or a promise is broken. Without delegated control groups a cell's processes
+    share no limit of memory: that is a warning with its cure, and no broken promise, since SandboxSpec promises such a
+    limit only where groups are delegated.
+    """
     from palaestra.commands.doctor import run_doctor
 
-    return run_doctor(_console())
+    return run_doctor(_console(), as_json=json)
+
+
+@command(app, "gc")
+def gc_command(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed")] = False,
+) -> int:
+    """Remove what killed processes have left: containers, folders and processes of sandboxes that nobody owns."""
+    from palaestra.commands.gc import run_gc
+
+    return run_gc(_console(), dry_run=dry_run)
 
 
 @command(tasks_app, "list")

@@ -9,22 +9,23 @@ opens runs its hosts as an unprivileged user id that owns nothing else.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import os
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
 from palaestra.envs.errors import SandboxUnavailable
 from palaestra.envs.sandboxes.bundle import supervisor_zip
+from palaestra.envs.sandboxes.cell_groups import HostGroups, open_groups
 from palaestra.envs.sandboxes.connection import Connection
 from palaestra.envs.sandboxes.hidden import hidden_folders
 from palaestra.envs.sandboxes.host import answers, connect_lifeline
 from palaestra.envs.sandboxes.interpreter import Interpreter, find_interpreter, readable_by_all
-from palaestra.envs.sandboxes.leases import Lease, abandoned
+from palaestra.envs.sandboxes.leases import Lease
+from palaestra.envs.sandboxes.processes import kill_with_children
 from palaestra.envs.sandboxes.protocol import SandboxSpec
+from palaestra.envs.sandboxes.reap import reap
 from palaestra.envs.sandboxes.supervisor.main import SOCKET_NAME
 
 UNPRIVILEGED_ID = 64_733
@@ -32,6 +33,7 @@ UNPRIVILEGED_ID = 64_733
 CONTROL = "/run/palaestra"
 LOG_NAME = "log"
 _KIND = "bwrap"
+_END_S = 10.0
 _PASSWD = "root:x:0:0::/:/bin/sh\nuser:x:1000:1000::/workspace:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n"
 _GROUP = "root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n"
 _HOSTS = "127.0.0.1 localhost cell\n::1 localhost\n"
@@ -43,13 +45,15 @@ class BubblewrapBackend:
     name = "bubblewrap"
 
     def __init__(self, spec: SandboxSpec, binary: Path | None = None) -> None:
-        self._preload = spec.preload
+        self._spec, self._preload = spec, spec.preload
         self.binary = binary or find_binary()
         self.interpreter = find_interpreter(as_other_user=os.getuid() == 0)
-        for _ in abandoned(_KIND):  # the processes died with their owner; only the folders are left
-            pass
+        self._reaped = False
 
     async def start_host(self) -> BubblewrapHost:
+        if not self._reaped:
+            self._reaped = True
+            await reap()
         lease = Lease(_KIND)
         spawning = asyncio.create_task(self._spawn(lease.folder))
         try:
@@ -67,6 +71,7 @@ class BubblewrapBackend:
             raise
         try:
             await host.connect()
+            host.groups = await open_groups(lease.name, self._spec)
         except BaseException:
             await host.close()
             raise
@@ -103,6 +108,7 @@ class BubblewrapHost:
     def __init__(self, lease: Lease, process: asyncio.subprocess.Process) -> None:
         self._lease, self._process = lease, process
         self._lifeline: Connection | None = None
+        self.groups: HostGroups | None = None
 
     @property
     def socket(self) -> Path:
@@ -122,42 +128,28 @@ class BubblewrapHost:
         log = (self._lease.folder / LOG_NAME).read_text("utf-8", "replace").strip()
         return f"bubblewrap ended with exit code {self._process.returncode}: {log[-500:]}\n{cure(log)}"
 
+    @property
+    def ended(self) -> bool:
+        return self._process.returncode is not None or (self._lifeline is not None and self._lifeline.lost)
+
     async def healthy(self) -> bool:
-        return self._process.returncode is None and await answers(self.socket)
+        return not self.ended and await answers(self.socket)
 
     async def close(self) -> None:
         try:
             if self._lifeline is not None:
                 self._lifeline.close()
             if self._process.returncode is None:
-                _kill_with_children(self._process.pid)
-            await asyncio.shield(self._process.wait())
+                kill_with_children(self._process.pid)
+            waiting = asyncio.ensure_future(self._process.wait())
+            if not (await asyncio.wait([waiting], timeout=_END_S))[0]:
+                raise SandboxUnavailable(f"bubblewrap process {self._process.pid} was killed and does not end")
         finally:
-            self._lease.release()
-
-
-def _kill_with_children(pid: int) -> None:
-    """Kill bwrap and the supervisor that it started, also where bwrap is killed before the two are tied together.
-
-    ``--die-with-parent`` holds only once the child has asked for it. A stopped process starts no other, so the list of
-    its children is complete.
-    """
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
-    for child in _children(pid):
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended, or its id is another's by now
-            os.kill(child, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _children(pid: int) -> list[int]:
-    found = []
-    for status in Path("/proc").glob("[0-9]*/status"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if f"\nPPid:\t{pid}\n" in status.read_text():
-                found.append(int(status.parent.name))
-    return found
+            try:
+                if self.groups is not None:
+                    await self.groups.close()
+            finally:
+                self._lease.release()
 
 
 def find_binary() -> Path:
@@ -186,7 +178,10 @@ def cure(log: str) -> str:
             continue
         value = file.read_text().strip()
         if (name == "user.max_user_namespaces" and value == "0") or (wanted in "01" and value != wanted):
-            return f"This kernel refuses unprivileged user namespaces; as root run: sysctl -w {name}={wanted}"
+            return (
+                "This kernel refuses unprivileged user namespaces. Run `make podman` in a checkout of Palaestra (it "
+                f"says what it changes), or as root: sysctl -w {name}={wanted}"
+            )
     if "ermitted" in log or "ermission" in log:
         return (
             "Something outside (a container's seccomp or AppArmor profile) refuses user namespaces or mounts; "

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
+import signal
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from palaestra.envs.errors import CellFull, SandboxDied, UsageError
 from palaestra.envs.sandboxes.connection import Connection, Reply
+from palaestra.envs.sandboxes.egress.allow_list import AllowList
+from palaestra.envs.sandboxes.egress.handover import serve_proxy
+from palaestra.envs.sandboxes.handshake import begin
 from palaestra.envs.sandboxes.host import Host
 from palaestra.envs.sandboxes.protocol import Argv, Command, ExecResult, KilledBy, Python, SandboxSpec, Shell, Snapshot
+from palaestra.envs.sandboxes.supervisor.session import MAX_SESSIONS
 
 GRACE_S = 5.0
 """How long past a command's own deadline the owner waits for the supervisor before it gives the cell up."""
 MAX_TIMEOUT_S = 86_400.0
 _FILES_S = 30.0
-_CHUNK_BYTES = 32 << 20
+_CHUNK_BYTES = 4 << 20
+"""A frame takes twice its size of the cell's memory while it is written to files."""
 _FILES_A_FRAME = 1000
+_SESSION_NAME_CHARS = 64
 _MIB = 1 << 20
+_SHELL_SIGKILL = 128 + signal.SIGKILL
+"""A shell's exit code when its last command was killed."""
 
 
 def opening(spec: SandboxSpec) -> dict[str, Any]:
     """The first frame of a cell: its limits."""
     return {
         "op": "open",
-        "memory_bytes": spec.memory_mib * _MIB,
+        "address_space_bytes": (spec.address_space_mib or spec.memory_mib) * _MIB,
         "pids": spec.pids,
         "file_bytes": spec.file_mib * _MIB,
         "workspace_bytes": spec.workspace_mib * _MIB,
@@ -32,19 +44,34 @@ def opening(spec: SandboxSpec) -> dict[str, Any]:
         "open_files": spec.open_files,
         "cpu_s": spec.cpu_s,
         "output_bytes": spec.output_kib * 1024,
+        "network": spec.network,
+        "proxy": bool(spec.egress),
     }
 
 
 async def open_cell(host: Host, spec: SandboxSpec) -> Connection:
     """Make a cell in the host. Raises ``SandboxDied`` when the host cannot."""
     try:
-        connection = await Connection.open(host.socket)
-        header, _ = await connection.request(opening(spec), timeout_s=_FILES_S)
+        group = None if host.groups is None else host.groups.make()
+        try:
+            with contextlib.nullcontext(()) if group is None else group.join_files() as join_files:
+                connection, answer, received = await begin(
+                    host.socket, opening(spec), timeout_s=_FILES_S, descriptors=join_files
+                )
+        except BaseException:
+            if group is not None:
+                group.retire()
+            raise
+        if group is not None:
+            connection.group = group
+            connection.at_end(group.retire)
+        if "error" in answer:
+            connection.close()
+            raise SandboxDied(f"no cell could be made: {answer['text']}")
+        if spec.egress:
+            await serve_proxy(connection, received, AllowList(spec.egress))
     except OSError as error:
         raise SandboxDied(f"no cell could be made: {error or 'the supervisor did not answer in time'}") from error
-    if "error" in header:
-        connection.close()
-        raise SandboxDied(f"no cell could be made: {header['text']}")
     return connection
 
 
@@ -52,13 +79,16 @@ class Cell:
     """One cell. See ``Sandbox`` for what the methods promise.
 
     A cell that its own program broke (its init process ended while the host is healthy) stays broken: ``run`` answers
-    ``killed_by="cell"`` and files cannot be used, until ``renew``.
+    ``killed_by="cell"`` and files cannot be used, until ``renew``. Once the host is found dead, everything raises
+    ``SandboxDied``.
     """
 
     def __init__(self, host: Host, spec: SandboxSpec, connection: Connection) -> None:
         self.host, self._spec, self._connection = host, spec, connection
         self._broken = False
+        self._host_ended = False
         self._closed = False
+        self._sessions: set[str] = set()
 
     @property
     def broken(self) -> bool:
@@ -79,21 +109,27 @@ class Cell:
             raise UsageError(f"result_kib must not be negative; got {result_kib}")
         self._check_open()
         if self._broken:
-            return _killed("cell", timed_out=False, wall_s=0.0)
+            return _killed("cell", timed_out=False, wall_s=0.0, oom_kills=0)
         header, source = _describe(command)
+        if isinstance(command, Shell) and command.session is not None:
+            self._check_session(command.session)
         header |= {"op": "run", "timeout_s": timeout_s, "env": dict(env or {}), "result_bytes": result_kib * 1024}
+        header["stdin_bytes"] = len(stdin)
         most = 2 * self._spec.output_kib * 1024 + header["result_bytes"] + _MIB
+        started = time.monotonic()
         try:
             reply, blobs = await self._connection.request(
-                header, (source, stdin), timeout_s=timeout_s + GRACE_S, max_reply_bytes=most
+                header, (source,), timeout_s=timeout_s + GRACE_S, max_reply_bytes=most, trailer=stdin
             )
             if "error" in reply:  # the command could not be started or watched; nothing is known of what it did
                 raise SandboxDied(f"the cell could not serve the command: {reply['text']}")
         except (SandboxDied, TimeoutError) as error:
             timed_out = isinstance(error, TimeoutError)
-            await self._attribute(error)
-            return _killed("deadline" if timed_out else "cell", timed_out=timed_out, wall_s=timeout_s)
-        return _result(reply, blobs)
+            wall_s = time.monotonic() - started
+            oom_kills = await self._attribute(error)
+            killed_by: KilledBy = "deadline" if timed_out else "memory" if oom_kills else "cell"
+            return _killed(killed_by, timed_out=timed_out, wall_s=wall_s, oom_kills=oom_kills)
+        return _with_oom_kills(_result(reply, blobs), self._oom_kills())
 
     async def write(self, files: Mapping[str, bytes]) -> None:
         for path in files:
@@ -121,7 +157,8 @@ class Cell:
             raise UsageError("the sandbox is closed; acquire another one from the pool")
         fresh = await open_cell(self.host, self._spec)
         self._connection.close()
-        self._connection, self._broken = fresh, False
+        self._connection, self._broken, self._host_ended = fresh, False, False
+        self._sessions.clear()
         if snapshot is not None:
             reply, _ = await self._file_request({"op": "unpack"}, (snapshot.tar,))
             if "error" in reply:
@@ -129,7 +166,7 @@ class Cell:
 
     async def snapshot(self) -> Snapshot:
         most = 2 * self._spec.workspace_mib * _MIB + 4096 * self._spec.inodes
-        reply, blobs = await self._file_request({"op": "pack"}, max_reply_bytes=most)
+        reply, blobs = await self._file_request({"op": "pack", "max_bytes": most - _MIB}, max_reply_bytes=most)
         if "error" in reply:
             raise CellFull(f"the workspace cannot be read: {reply['text']}")
         return Snapshot(blobs[0])
@@ -141,6 +178,15 @@ class Cell:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("the sandbox is closed; acquire another one from the pool")
+        if self._host_ended:
+            raise SandboxDied("the sandbox host has ended; acquire another sandbox from the pool")
+
+    def _check_session(self, name: str) -> None:
+        if not 0 < len(name) <= _SESSION_NAME_CHARS:
+            raise UsageError(f"a session's name has 1 to {_SESSION_NAME_CHARS} characters; got {name[:80]!r}")
+        if name not in self._sessions and len(self._sessions) == MAX_SESSIONS:
+            raise UsageError(f"a cell keeps at most {MAX_SESSIONS} sessions; renew it, or go on with one of them")
+        self._sessions.add(name)
 
     async def _file_request(
         self, header: dict[str, Any], blobs: tuple[bytes, ...] = (), max_reply_bytes: int = 1 << 16
@@ -151,15 +197,30 @@ class Cell:
         try:
             return await self._connection.request(header, blobs, timeout_s=_FILES_S, max_reply_bytes=max_reply_bytes)
         except (SandboxDied, TimeoutError) as error:
-            await self._attribute(error)
+            if await self._attribute(error):
+                problem = f"the cell ran out of memory and broke; raise SandboxSpec.memory_mib={self._spec.memory_mib}"
+                raise CellFull(problem) from error
             raise CellFull(f"the program broke its cell: {error}") from error
 
-    async def _attribute(self, error: Exception) -> None:
-        """The cell is lost: it is the program's doing if the host is healthy, else ``SandboxDied``."""
+    async def _attribute(self, error: Exception) -> int:
+        """The cell is lost: it is the program's doing if the host is healthy, else ``SandboxDied``.
+
+        How many of its processes were killed for the memory of the cell.
+        """
         self._broken = True
         self._connection.close()
+        if self._connection.broke_protocol:
+            self._host_ended = True
+            raise SandboxDied(f"the sandbox host is at fault: {error}") from error
+        oom_kills = self._oom_kills()
         if not await self.host.healthy():
+            self._host_ended = True
             raise SandboxDied(f"the sandbox host ended: {error}") from error
+        return oom_kills
+
+    def _oom_kills(self) -> int:
+        """Since the last request. Raises ``SandboxDied`` when it was not the cell's own memory that was short."""
+        return 0 if self._connection.group is None else self._connection.group.new_oom_kills()
 
 
 def _check_path(path: str) -> None:
@@ -172,8 +233,10 @@ def _describe(command: Command) -> tuple[dict[str, Any], bytes]:
     match command:
         case Python(code, interpreter):
             return {"kind": interpreter}, code.encode("utf-8", "surrogatepass")
-        case Shell(text):
+        case Shell(text, None):
             return {"kind": "argv", "argv": ["/bin/sh", "-c", text]}, b""
+        case Shell(text, session):
+            return {"kind": "session", "session": session, "command": text}, b""
         case Argv(argv):
             if not argv:
                 raise UsageError("a command needs at least a program name")
@@ -216,6 +279,16 @@ def _result(reply: dict[str, Any], blobs: list[bytes]) -> ExecResult:
     )
 
 
-def _killed(by: KilledBy, *, timed_out: bool, wall_s: float) -> ExecResult:
+def _with_oom_kills(result: ExecResult, oom_kills: int) -> ExecResult:
+    """``result`` with what the owner read from the control group; the supervisor cannot see it."""
+    if not oom_kills:
+        return result
+    ended_by_it = result.killed_by is None and (result.signal == signal.SIGKILL or result.exit_code == _SHELL_SIGKILL)
+    if not ended_by_it:
+        return dataclasses.replace(result, oom_kills=oom_kills)
+    return dataclasses.replace(result, oom_kills=oom_kills, killed_by="memory", exit_code=None)
+
+
+def _killed(by: KilledBy, *, timed_out: bool, wall_s: float, oom_kills: int) -> ExecResult:
     """What is known of a command whose cell was lost."""
-    return ExecResult(None, None, b"", b"", 0, 0, b"", False, wall_s, 0.0, 0.0, timed_out, by, 0)
+    return ExecResult(None, None, b"", b"", 0, 0, b"", False, wall_s, 0.0, 0.0, timed_out, by, 0, oom_kills)

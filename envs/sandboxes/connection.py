@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from palaestra.envs.errors import SandboxDied
+from palaestra.envs.sandboxes.cell_groups import CellGroup
 from palaestra.envs.sandboxes.supervisor.frames import (
+    MAGIC,
     PREFIX,
     Header,
     MalformedFrame,
@@ -18,6 +21,7 @@ from palaestra.envs.sandboxes.supervisor.frames import (
 
 Reply = tuple[Header, list[bytes]]
 
+_OPEN_S = 10.0
 _BREATH_S = 1.0
 """How long a request waits on past its timeout: when our event loop stood still, the timeout is over before the reply,
 which is there, was read."""
@@ -32,18 +36,36 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._max_reply_bytes = 0
         self._lengths: tuple[int, int] | None = None
+        self._at_end: list[Callable[[], None]] = []
         self.lost = False
+        self.group: CellGroup | None = None
+        """The control group of the cell behind this connection."""
+        self.broke_protocol = False
+        """The other end sent what is no frame, which no program can make it do. (A frame that is too large is one.)"""
 
     @classmethod
     async def open(cls, path: Path) -> Connection:
-        """Connect to the socket at ``path``. Raises OSError."""
-        _, connection = await asyncio.get_running_loop().create_unix_connection(cls, str(path))
+        """Connect to the socket at ``path``. Raises OSError, also when nobody accepts in time."""
+        async with asyncio.timeout(_OPEN_S):
+            _, connection = await asyncio.get_running_loop().create_unix_connection(cls, str(path))
+        return connection
+
+    @classmethod
+    async def over(cls, stream: socket.socket) -> Connection:
+        """Take over a connected socket between two requests."""
+        _, connection = await asyncio.get_running_loop().create_unix_connection(cls, sock=stream)
         return connection
 
     async def request(
-        self, header: Header, blobs: Sequence[bytes] = (), *, timeout_s: float, max_reply_bytes: int = 1 << 16
+        self,
+        header: Header,
+        blobs: Sequence[bytes] = (),
+        *,
+        timeout_s: float,
+        max_reply_bytes: int = 1 << 16,
+        trailer: bytes = b"",
     ) -> Reply:
-        """Send a frame and wait for the answer.
+        """Send a frame, and ``trailer`` behind it as it is, and wait for the answer.
 
         Raises ``SandboxDied`` at the end of the connection or on anything that is not a frame within
         ``max_reply_bytes``, and ``TimeoutError``. After either, and after a cancellation, the connection is closed: a
@@ -58,6 +80,8 @@ class Connection(asyncio.Protocol):
         self._waiter = waiter
         try:
             self._transport.write(encode(header, blobs))
+            if trailer:
+                self._transport.write(trailer)
             for patience_s in (timeout_s, _BREATH_S):
                 # Not asyncio.timeout: it cancels us even when the reply came in the same pass of the loop.
                 if (await asyncio.wait([waiter], timeout=patience_s))[0]:
@@ -68,12 +92,25 @@ class Connection(asyncio.Protocol):
             raise
         finally:
             self._waiter = None
+            if waiter.done() and not waiter.cancelled():
+                waiter.exception()  # seen, also where we were cancelled in the moment in which it was set
 
     def close(self) -> None:
         """Drop the connection at once; the supervisor ends the cell behind it."""
-        self.lost = True
+        self._end()
         if self._transport is not None:
             self._transport.abort()
+
+    def at_end(self, function: Callable[[], None]) -> None:
+        """Have the function called, once, when the connection is closed or lost; at once if it is already."""
+        self._at_end.append(function)
+        if self.lost:
+            self._end()
+
+    def _end(self) -> None:
+        self.lost = True
+        while self._at_end:
+            self._at_end.pop()()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -89,6 +126,7 @@ class Connection(asyncio.Protocol):
             text_end = PREFIX.size + self._lengths[0]
             reply = decode_body(bytes(self._buffer[PREFIX.size : text_end]), bytes(self._buffer[text_end:]))
         except MalformedFrame as error:
+            self.broke_protocol = self._lengths is not None or not self._buffer.startswith(MAGIC)
             self._fail(SandboxDied(f"the supervisor broke the protocol: {error}"))
             self.close()
             return
@@ -98,7 +136,7 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.lost = True
+        self._end()
         self._fail(SandboxDied("the connection to the sandbox ended" + (f": {exc}" if exc else "")))
 
     def _fail(self, error: Exception) -> None:

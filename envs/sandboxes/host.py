@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from palaestra.envs.errors import SandboxDied, SandboxUnavailable
+from palaestra.envs.errors import SandboxBusy, SandboxDied, SandboxUnavailable
+from palaestra.envs.sandboxes.cell_groups import HostGroups
 from palaestra.envs.sandboxes.connection import Connection
 from palaestra.envs.sandboxes.supervisor.main import ERROR_NAME
 
+HOST_STARTS = min(4, max(2, os.cpu_count() or 2))
+"""Hosts of one pool that start at the same time. Measured with Podman on two cores: 4.6 containers a second one after
+the other, 6.8 two at a time, 7.5 three or four at a time, each of which then takes twice as long."""
 _START_S = 20.0
 _REPLY_S = 10.0
 _SAID_BYTES = 4096
@@ -25,8 +30,16 @@ class Host(Protocol):
     def socket(self) -> Path:
         """The supervisor's socket; every connection to it is one cell."""
 
+    @property
+    def groups(self) -> HostGroups | None:
+        """The control groups of its cells; None where none are delegated to us."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether its supervisor is known to be gone, at no cost; ``healthy`` finds out."""
+
     async def healthy(self) -> bool:
-        """Whether it still accepts and answers."""
+        """Whether it still accepts and answers. Raises ``SandboxBusy`` where that cannot be known."""
 
     async def close(self) -> None:
         """End it with every cell in it, and remove what it kept on disk. Idempotent."""
@@ -85,11 +98,24 @@ def _said(file: Path) -> str | None:
 
 
 async def answers(socket: Path) -> bool:
-    """Whether the supervisor behind the socket is alive and serves new connections."""
+    """Whether the supervisor behind the socket is alive and serves new connections.
+
+    Raises ``SandboxUnavailable`` when it is we who cannot ask, so that no host is given up for that.
+    """
     try:
         connection = await Connection.open(socket)
         await connection.request({"op": "ping"}, timeout_s=_REPLY_S)
-    except (OSError, SandboxDied, TimeoutError):
+    except (OSError, SandboxDied) as error:  # a TimeoutError is an OSError
+        check_own_descriptors(error)
         return False
     connection.close()
     return True
+
+
+def check_own_descriptors(error: Exception) -> None:
+    """Raise ``SandboxBusy`` if what failed is this process, out of file descriptors, and not the other end."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        raise SandboxBusy(
+            f"this process cannot open another connection to its sandboxes: {error.strerror}; "
+            "raise the limit (ulimit -n), each cell takes one descriptor"
+        ) from error

@@ -7,7 +7,9 @@ free lease.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import logging
 import os
 import secrets
 import shutil
@@ -18,15 +20,16 @@ from pathlib import Path
 from palaestra.envs.errors import SandboxUnavailable
 
 _SUFFIX = ".lease"
+_log = logging.getLogger(__name__)
 
 
 def base_folder() -> Path:
     """Where this user's sandboxes keep sockets and leases: short (a socket's path has 107 bytes) and not shared."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if os.getuid() != 0 and runtime and len(runtime) < 40 and os.access(runtime, os.W_OK):
+    if os.getuid() != 0 and runtime and len(os.fsencode(runtime)) < 40 and os.access(runtime, os.W_OK):
         folder = Path(runtime) / "palaestra"
     else:
-        folder = Path("/tmp") / f"palaestra-{os.getuid()}"
+        folder = _common_folder()
     try:
         folder.mkdir(mode=0o711, exist_ok=True)
         status = os.lstat(folder)
@@ -40,6 +43,15 @@ def base_folder() -> Path:
     return folder
 
 
+def base_folders() -> list[Path]:
+    """Every folder where leases of this user may lie that can be seen from here."""
+    return [folder for folder in dict.fromkeys((base_folder(), _common_folder())) if folder.is_dir()]
+
+
+def _common_folder() -> Path:
+    return Path("/tmp") / f"palaestra-{os.getuid()}"
+
+
 class Lease:
     """A fresh folder, ours as long as this process lives or until ``release``."""
 
@@ -49,8 +61,8 @@ class Lease:
             self.folder = base / f"{kind}-{secrets.token_hex(6)}"
             self.file = self.folder.with_name(self.folder.name + _SUFFIX)
             descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if os.fstat(descriptor).st_nlink:  # else another start took it for abandoned before it was locked
+            # Until it is locked, another process may take it for abandoned; then the next name is ours.
+            if _lock(descriptor) and os.fstat(descriptor).st_nlink:
                 break
             os.close(descriptor)
         self._descriptor = descriptor
@@ -69,25 +81,38 @@ class Lease:
             self._descriptor = -1
 
 
-def abandoned(kind: str) -> Iterator[str]:
-    """The names of leases whose owner is gone; each is removed with its folder when the caller comes back for more."""
-    for file in sorted(base_folder().glob(f"{kind}-*{_SUFFIX}")):
-        try:
-            descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            continue
-        try:
-            folder = file.with_name(file.name.removesuffix(_SUFFIX))
-            yield folder.name
-            shutil.rmtree(folder, ignore_errors=True)
-            file.unlink(missing_ok=True)
-        finally:
-            os.close(descriptor)
+def lease_files() -> list[Path]:
+    """The lease files of this user, whoever holds them."""
+    return sorted(file for folder in base_folders() for file in folder.glob(f"*-*{_SUFFIX}"))
+
+
+@contextlib.contextmanager
+def claim(file: Path) -> Iterator[bool]:
+    """Whether the owner of a lease is gone; if so the lease is ours inside the block, and nobody else's to remove."""
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:  # removed at this moment, or not ours
+        yield False
+        return
+    try:
+        yield _lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(file: Path) -> None:
+    """Remove an abandoned lease with its folder; the lease stays as long as anything of the folder does."""
+    folder = file.with_name(file.name.removesuffix(_SUFFIX))
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        _log.warning("cannot remove %s, which a run that is gone has left", folder)
+    else:
+        file.unlink(missing_ok=True)
+
+
+def visible(file: Path) -> bool:
+    """Whether a path is that of a lease, in a folder that can be seen from here."""
+    return file.is_absolute() and file.name.endswith(_SUFFIX) and os.path.isdir(file.parent)
 
 
 def is_abandoned(file: Path) -> bool:
@@ -96,18 +121,17 @@ def is_abandoned(file: Path) -> bool:
     False wherever it cannot be known: the file's folder is another runtime folder that is not visible from here, or
     the file cannot be opened.
     """
-    if not file.is_absolute() or not file.name.endswith(_SUFFIX) or not os.path.isdir(file.parent):
+    if not visible(file):
         return False
-    try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
+    if not os.path.lexists(file):
         return True
-    except OSError:
-        return False
+    with claim(file) as gone:
+        return gone
+
+
+def _lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    finally:
-        os.close(descriptor)
     return True

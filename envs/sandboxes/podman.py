@@ -12,33 +12,27 @@ import asyncio
 import functools
 import json
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
 from palaestra.envs.errors import SandboxUnavailable
 from palaestra.envs.sandboxes.bundle import supervisor_zip
+from palaestra.envs.sandboxes.cell_groups import HostGroups, open_groups
 from palaestra.envs.sandboxes.connection import Connection
 from palaestra.envs.sandboxes.host import answers, connect_lifeline
 from palaestra.envs.sandboxes.images import Image, default_image, named_image
-from palaestra.envs.sandboxes.leases import Lease, abandoned, is_abandoned
+from palaestra.envs.sandboxes.leases import Lease
 from palaestra.envs.sandboxes.own_python import OwnPython, own_python
-from palaestra.envs.sandboxes.podman_container import (
-    CONTROL,
-    LABEL,
-    Wanted,
-    differences,
-    status_differences,
-)
+from palaestra.envs.sandboxes.podman_container import CONTROL, Wanted, differences, status_differences
 from palaestra.envs.sandboxes.podman_service import PodmanService
 from palaestra.envs.sandboxes.protocol import SandboxSpec
+from palaestra.envs.sandboxes.reap import reap, remove_container
 from palaestra.envs.sandboxes.supervisor.interpreter import OWN_PREFIX
 from palaestra.envs.sandboxes.supervisor.main import SOCKET_NAME
 
 FIRST_CELL_ID = 10_000
 """Cells get the container's ids from here on, each its own."""
 _KIND = "podman"
-_REMOVE_S = 15.0
 _HOSTS = "127.0.0.1 localhost cell\n::1 localhost\n"
 """/etc/hosts of a container: Podman's own would hold the names that this machine knows."""
 _log = logging.getLogger(__name__)
@@ -51,12 +45,7 @@ class PodmanBackend:
 
     def __init__(self, spec: SandboxSpec) -> None:
         self._spec = spec
-        self._lease = Lease("service")
-        try:
-            self.service = PodmanService(self._lease.folder / "api.sock", spec.runtime)
-        except SandboxUnavailable:
-            self._lease.release()
-            raise
+        self.service = PodmanService(spec.runtime)
         self._image: Image | None = None
         self._own: OwnPython | None = None
         self._python: str | None = None
@@ -73,6 +62,7 @@ class PodmanBackend:
         host = PodmanHost(self.service, Lease(_KIND), self._spec.runtime)
         try:
             await self._start(host, image)
+            host.groups = await open_groups(host.name, self._spec)
         except BaseException:
             await asyncio.shield(host.close())
             raise
@@ -97,34 +87,17 @@ class PodmanBackend:
             for held in (self._image, self._own):
                 if held is not None:
                     held.claim.release()
-            self._lease.release()
 
     async def _prepare(self) -> Image:
         """Once a backend: what hosts start from."""
         if self._image is None:
-            await self._remove_abandoned()
+            await reap(self.service)
             if self._spec.image is None:
                 self._image = await default_image(self.service)
             else:
                 self._own = self._own or await asyncio.to_thread(own_python)
                 self._image = await named_image(self.service, self._spec.image, self._spec.pull)
         return self._image
-
-    async def _remove_abandoned(self) -> None:
-        """Containers whose owner died without closing them."""
-        for _ in abandoned("service"):
-            pass
-        labelled = await self.service.call(
-            lambda client: [
-                (item.name, item.labels.get(LABEL, ""))
-                for item in client.containers.list(all=True, filters={"label": LABEL})
-            ]
-        )
-        for name, lease in labelled:
-            if is_abandoned(Path(lease)):
-                await self.service.call(functools.partial(_remove, name=name))
-        for _ in abandoned(_KIND):
-            pass
 
 
 class PodmanHost:
@@ -134,6 +107,7 @@ class PodmanHost:
         self._service, self._lease, self._runtime = service, lease, runtime
         self._lifeline: Connection | None = None
         self._closed = False
+        self.groups: HostGroups | None = None
 
     @property
     def name(self) -> str:
@@ -180,8 +154,12 @@ class PodmanHost:
         _check(status_differences(status))
         return python
 
+    @property
+    def ended(self) -> bool:
+        return self._closed or (self._lifeline is not None and self._lifeline.lost)
+
     async def healthy(self) -> bool:
-        return not self._closed and await answers(self.socket)
+        return not self.ended and await answers(self.socket)
 
     async def close(self) -> None:
         if self._closed:
@@ -190,9 +168,13 @@ class PodmanHost:
         try:
             if self._lifeline is not None:
                 self._lifeline.close()  # the supervisor, and so the container, ends at once
-            await self._service.call(lambda client: _remove(client, self.name))
+            await self._service.call(functools.partial(remove_container, name=self.name), repeatable=True)
         finally:
-            self._lease.release()
+            try:
+                if self.groups is not None:
+                    await self.groups.close()
+            finally:
+                self._lease.release()
 
 
 async def supervisor_status(socket: Path) -> tuple[dict[str, str], str]:
@@ -233,19 +215,3 @@ def _why_it_ended(process: Path, image: Image) -> str | None:
     if process.exists():
         return None
     return f"the first process of a container from {image.name} ended at once; can the image run on this machine?"
-
-
-def _remove(client: Any, name: str) -> None:
-    """Remove a container that may be ending, or be removed by Podman itself, at this moment."""
-    from podman.errors import APIError, NotFound
-
-    deadline = time.monotonic() + _REMOVE_S
-    while client.containers.exists(name):
-        try:
-            client.containers.get(name).remove(force=True)
-        except NotFound:
-            return
-        except APIError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)

@@ -22,12 +22,12 @@ from types import TracebackType
 from typing import Literal, Protocol, Self, get_args
 
 from palaestra.envs.errors import UsageError
+from palaestra.envs.sandboxes.egress.allow_list import parse_target
 from palaestra.envs.sandboxes.image_names import full_image_name
 
 KilledBy = Literal["deadline", "output", "memory", "cell"]
 PullPolicy = Literal["missing", "always", "newer", "never"]
 _RUNTIME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|/[^\0]+")
-_TARGET = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,13 @@ class SandboxSpec:
             raise UsageError(f"SandboxSpec.runtime={self.runtime!r} is neither a name like 'crun' nor an absolute path")
         if self.egress and self.network == "none":
             raise UsageError("SandboxSpec.egress needs network='loopback': the proxy is reached over it")
+        if not isinstance(self.egress, tuple):
+            raise UsageError(f"SandboxSpec.egress must be a tuple of 'host:port', got {self.egress!r}")
         for target in self.egress:
-            if not _TARGET.fullmatch(target) or not 0 < int(target.rpartition(":")[2]) < 65536:
-                raise UsageError(f"SandboxSpec.egress holds {target!r}; write 'host:port', like 'example.org:443'")
+            try:
+                parse_target(target)
+            except UsageError as error:
+                raise UsageError(f"SandboxSpec.egress: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +124,13 @@ class ExecResult:
     peak_memory_mib: float
     timed_out: bool
     killed_by: KilledBy | None
-    """Why the supervisor ended it: deadline, output flood, memory (cgroup), or the cell itself broke."""
+    """Why it did not end by itself: deadline, output flood, the cell itself broke, or ``"memory"``: the kernel killed
+    it, or the last command of its shell (which then says 137), because the memory of the whole cell was used up."""
     orphans_killed: int
     """Processes that were still alive after the command had ended."""
+    oom_kills: int = 0
+    """Processes that the kernel killed because the memory of the whole cell was used up. Where some were and
+    ``killed_by`` is None, the command went on without them. Always 0 where no control group is delegated to us."""
 
     @property
     def ok(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from palaestra.envs.sandboxes.egress.allow_list import parse_target
 from palaestra.envs.sandboxes.image_names import full_image_name
 
 MAX_STEP_S = 86_400
@@ -31,6 +32,15 @@ class Limits(_Frozen):
     memory_mib: int = Field(default=512, ge=64)
     pids: int = Field(default=64, ge=1)
     turns: int | None = Field(default=None, ge=1)
+    egress: tuple[str, ...] = ()
+    """``"host:port"`` of what its cells may reach outside, those that grade it included; empty: nothing."""
+
+    @field_validator("egress")
+    @classmethod
+    def _are_targets(cls, egress: tuple[str, ...]) -> tuple[str, ...]:
+        for target in egress:
+            parse_target(target)
+        return egress
 
 
 class FunctionCase(_Frozen):

@@ -21,7 +21,6 @@ from palaestra.envs.sandboxes.image_names import full_image_name, is_local
 from palaestra.envs.sandboxes.image_records import ImageRecords
 from palaestra.envs.sandboxes.image_store import known_images, remove_image
 from palaestra.envs.sandboxes.images import build_default, claimed
-from palaestra.envs.sandboxes.leases import Lease
 from palaestra.envs.sandboxes.podman_service import PodmanService
 
 _MIB = 1 << 20
@@ -118,15 +117,11 @@ def remove_images(names: Sequence[str], unused: bool, console: Console) -> int:
 
 def _with_service(work: Callable[[PodmanService], Awaitable[_T]]) -> _T:
     async def run() -> _T:
-        lease = Lease("service")
+        service = PodmanService()
         try:
-            service = PodmanService(lease.folder / "api.sock")
-            try:
-                return await work(service)
-            finally:
-                await service.close()
+            return await work(service)
         finally:
-            lease.release()
+            await service.close()
 
     return asyncio.run(run())
 

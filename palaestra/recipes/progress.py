@@ -55,11 +55,12 @@ class RunProgress:
             raise ValueError(f"phase {name!r} was not announced; the phases are {sorted(self._shares)}")
         self._finished_share += self._shares[self._phase] if self._phase else 0.0
         self._phase, self._done, self._total = name, 0, max(total, 1)
+        self._figures.clear()
         self._printed_s = 0.0
         self._show()
 
     def advance(self, units: int = 1, **figures: float | str) -> None:
-        """Some units are done; show these figures from now on."""
+        """Some units are done; show these figures for the rest of the phase."""
         self._done = min(self._done + units, self._total)
         self._figures.update({name: v if isinstance(v, str) else f"{v:.3g}" for name, v in figures.items()})
         self._show()

@@ -64,6 +64,19 @@ def test_a_seed_gives_the_same_task_files_and_observation(env: AgentEnv) -> None
     assert seen() == seen()
 
 
+def test_shell_commands_of_an_episode_go_on_where_the_last_one_ended(env: AgentEnv) -> None:
+    env.reset(options={"task_id": "add"})
+    env.step("```bash\nmkdir sub && cd sub && export NAME=value\n```")
+    env.step('```bash\ngreet() { echo "hello $NAME from $PWD"; }; exit 3\n```\n```python\nprint(1)\n```')
+
+    assert env.step("```bash\ngreet\n```")[0] == "$ greet\nhello value from /workspace/sub"
+
+    env.reset(options={"task_id": "add"})
+    observation, *_ = env.step("```bash\npwd; echo [$NAME]; greet\n```")
+    assert "/workspace\n[]\n" in observation
+    assert "greet: command not found" in observation
+
+
 def test_rendering_is_the_episode_so_far(env: AgentEnv) -> None:
     env.reset(options={"task_id": "add"})
     env.step("```bash\necho hello\n```")

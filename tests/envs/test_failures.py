@@ -243,12 +243,12 @@ async def test_a_turn_after_a_lost_cell_says_so_and_finds_the_files(
 ) -> None:
     env = AsyncAgentEnv(TaskSet.of([make_function_task()]), sandboxes=own_pool)
     await env.reset()
-    await env.step("```text path=note\nkept\n```")
+    await env.step("```text path=note\nkept\n```\n```bash\ncd /tmp; X=1\n```")
     lose_cell(env)
 
-    observation, *_ = await env.step("```bash\ncat note\n```")
+    observation, *_ = await env.step("```bash\ncat note; echo $X\n```")
 
-    assert observation == "[the sandbox was replaced; what programs had written is gone]\n\n$ cat note\nkept"
+    assert observation == "[the sandbox was replaced; what programs had written is gone]\n\n$ cat note; echo $X\nkept"
     await env.close()
 
 

@@ -24,6 +24,18 @@ async def test_a_cell_has_the_cpu_time_that_its_deadline_needs() -> None:
         await lease.release()
 
 
+async def test_a_task_reaches_what_its_limits_list_and_shares_its_pool_with_tasks_that_list_the_same() -> None:
+    lease = PoolLease("bubblewrap")
+    try:
+        closed: Any = await lease(Limits())
+        open_one: Any = await lease(Limits(egress=("example.org:443",)))
+
+        assert await lease(Limits(egress=("example.org:443",))) is open_one
+        assert (closed.spec.egress, open_one.spec.egress) == ((), ("example.org:443",))
+    finally:
+        await lease.release()
+
+
 async def test_a_caller_cancelled_just_as_its_pool_opens_still_has_it_closed() -> None:
     lease = PoolLease("bubblewrap")
     asking = asyncio.create_task(lease(Limits()))

@@ -25,7 +25,7 @@ def test_plain_lines_hold_phase_count_and_figures() -> None:
     run_phases(Console(file=out, width=200))
     text = out.getvalue()
     assert "first 2/2  loss=0.123" in text
-    assert "second 4/4  loss=0.123  note=done" in text
+    assert "second 4/4  note=done" in text  # what the first phase said is over
     assert "a line that stays" in text
     assert "\x1b" not in text
 

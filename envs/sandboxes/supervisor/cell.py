@@ -7,8 +7,9 @@ import os
 import socket
 from typing import NoReturn
 
-from palaestra.envs.sandboxes.supervisor import files, kernel
+from palaestra.envs.sandboxes.supervisor import files, kernel, network
 from palaestra.envs.sandboxes.supervisor.frames import Header, MalformedFrame, encode, receive
+from palaestra.envs.sandboxes.supervisor.session import Sessions
 from palaestra.envs.sandboxes.supervisor.step import OwnerGone, Step
 
 _NAMESPACES = (
@@ -21,6 +22,26 @@ _NAMESPACES = (
 )
 _HOSTNAME = "cell"
 _USER_ID = 1000
+_OOM_SCORE = 500
+"""When memory is short all of a cell goes before anything of the machine, and its programs (1000) before its init."""
+_USER_LIMITS = {"inotify_instances": 32, "inotify_watches": 8192, "fanotify_groups": 0, "fanotify_marks": 0}
+_USER_LIMITS.update((f"{kind}_namespaces", 0) for kind in ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"))
+"""Of /proc/sys/user/max_*: what a cell takes of these counts for the user who owns its host, whose own limit it could
+use up. Where the kernel has no such count there is nothing to limit."""
+
+
+def join_groups(connection: socket.socket, descriptors: list[int]) -> None:
+    """Move this process, and so all that it will make, into control groups, while it may; then forget them.
+
+    The owner opened the files. Nothing in a cell or a host can name a control group, and so change a limit.
+    """
+    try:
+        for descriptor in descriptors:
+            os.write(descriptor, b"0")
+            os.close(descriptor)
+    except OSError as error:
+        connection.sendall(encode({"error": "setup", "text": f"cannot join the control group: {error.strerror}"}))
+        raise
 
 
 def start(connection: socket.socket, opening: Header, hidden: str, outer_id: int, filter_program: bytes) -> None:
@@ -38,12 +59,16 @@ def start(connection: socket.socket, opening: Header, hidden: str, outer_id: int
         _unshare_as(outer_id)
     if os.fork() == 0:
         try:
-            _become_init(opening, hidden, filter_program)
-            limits = _limits(opening)
+            source_fd = os.memfd_create("program")  # for the text of every command; programs may not make any
+            proxy_listener = _become_init(opening, hidden, filter_program)
+            limits = _limits(opening, source_fd)
         except OSError as error:
             connection.sendall(encode({"error": "setup", "text": str(error)}))
             os._exit(1)
-        connection.sendall(encode({"ok": True}))
+        if proxy_listener is None:
+            connection.sendall(encode({"ok": True}))
+        else:
+            network.send_with_listener(connection, encode({"ok": True}), proxy_listener)
         _serve(connection, limits)
 
 
@@ -82,8 +107,8 @@ def _map_ids(pid: int, uid: int, gid: int) -> None:
             file.write(text)
 
 
-def _become_init(opening: Header, hidden: str, filter_program: bytes) -> None:
-    """Fresh mounts; then give up every privilege that made them."""
+def _become_init(opening: Header, hidden: str, filter_program: bytes) -> socket.socket | None:
+    """Fresh mounts and network; then give up every privilege that made them. Returns the owner's proxy's port."""
     kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
     scratch = f"size={opening['workspace_bytes']},nr_inodes={opening['inodes']},mode="
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
@@ -94,9 +119,14 @@ def _become_init(opening: Header, hidden: str, filter_program: bytes) -> None:
         if os.path.isdir(folder):
             kernel.mount("tmpfs", folder, "tmpfs", flags | kernel.MS_RDONLY, "size=4k,nr_inodes=1,mode=000")
     kernel.mount("proc", "/proc", "proc", flags | kernel.MS_NOEXEC, "hidepid=2")
-    with open("/proc/self/oom_score_adj", "w") as file:  # all of a cell goes before anything of the machine
-        file.write("1000")
-    kernel.bring_up_loopback()
+    kernel.set_oom_score(_OOM_SCORE)
+    for name, most in _USER_LIMITS.items():
+        try:
+            with open(f"/proc/sys/user/max_{name}", "w") as file:
+                file.write(str(most))
+        except FileNotFoundError:
+            pass
+    proxy_listener = network.set_up(opening)
     socket.sethostname(_HOSTNAME)
     os.umask(0o022)
     os.chdir("/workspace")
@@ -104,15 +134,17 @@ def _become_init(opening: Header, hidden: str, filter_program: bytes) -> None:
     kernel.drop_capabilities()
     kernel.set_dumpable(False)
     kernel.set_system_call_filter(filter_program)
+    return proxy_listener
 
 
-def _limits(opening: Header) -> Header:
-    memory, cpu_s = opening["memory_bytes"], opening["cpu_s"]
+def _limits(opening: Header, source_fd: int) -> Header:
+    cpu_s = opening["cpu_s"]
     return {
         "output_bytes": opening["output_bytes"],
         "descriptors": 256,
+        "source_fd": source_fd,
         "rlimits": {
-            "RLIMIT_AS": memory,
+            "RLIMIT_AS": opening["address_space_bytes"],
             "RLIMIT_NPROC": opening["pids"] + 1,  # this process counts too
             "RLIMIT_FSIZE": opening["file_bytes"],
             "RLIMIT_NOFILE": opening["open_files"],
@@ -120,6 +152,9 @@ def _limits(opening: Header) -> Header:
             "RLIMIT_CORE": 0,
             "RLIMIT_MEMLOCK": 0,
             "RLIMIT_MSGQUEUE": 0,
+            "RLIMIT_RTPRIO": 0,
+            "RLIMIT_NICE": 0,
+            "RLIMIT_SIGPENDING": 1024,
         },
     }
 
@@ -127,12 +162,13 @@ def _limits(opening: Header) -> Header:
 def _serve(connection: socket.socket, limits: Header) -> NoReturn:
     """Answer one request after the other; at the end of the connection the process, and so the cell, ends."""
     gc.freeze()
+    sessions = Sessions()
     try:
         while True:
             message = receive(connection)
             if message is None:
                 break
-            connection.sendall(encode(*_answer(*message, limits=limits, connection=connection)))
+            connection.sendall(encode(*_answer(*message, limits=limits, connection=connection, sessions=sessions)))
     except (OwnerGone, MalformedFrame, ConnectionError):
         pass
     finally:
@@ -140,12 +176,12 @@ def _serve(connection: socket.socket, limits: Header) -> NoReturn:
 
 
 def _answer(
-    request: Header, blobs: list[bytes], *, limits: Header, connection: socket.socket
+    request: Header, blobs: list[bytes], *, limits: Header, connection: socket.socket, sessions: Sessions
 ) -> tuple[Header, list[bytes]]:
     operation = request.get("op")
     try:
         if operation == "run":
-            return Step(request, blobs, limits, connection).run()
+            return Step(request, blobs, limits, connection, sessions).run()
         if operation == "write":
             for path, data in zip(request["paths"], blobs):  # noqa: B905 - not in Python 3.8
                 files.write(path, data, request["append"])
@@ -154,7 +190,7 @@ def _answer(
             size, data = files.read(request["path"], request["max_bytes"])
             return {"size": size}, [data]
         if operation == "pack":
-            return {}, [files.pack()]
+            return {}, [files.pack(request["max_bytes"])]
         if operation == "unpack":
             files.unpack(blobs[0])
             return {}, []

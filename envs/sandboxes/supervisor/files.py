@@ -6,6 +6,7 @@ hands; symbolic links that an agent left are never followed. Every access counts
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -54,14 +55,19 @@ def read(path: str, limit_bytes: int) -> tuple[int, bytes]:
         return status.st_size, file.read() if status.st_size <= limit_bytes else b""
 
 
-def pack() -> bytes:
-    """The workspace's folders, regular files and symbolic links as an uncompressed tar, in the order of their names."""
+def pack(limit_bytes: int) -> bytes:
+    """The workspace's folders, regular files and symbolic links as an uncompressed tar, in the order of their names.
+
+    Raises OSError, also where the tar would exceed the limit: files with holes are larger than what they take.
+    """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in _walk(ROOT):
             entry = archive.gettarinfo(path, os.path.relpath(path, ROOT))
             if entry is None or not (entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()):
                 continue
+            if buffer.tell() + entry.size > limit_bytes:
+                raise OSError(errno.EFBIG, f"the files have more than {limit_bytes} bytes")
             if entry.isreg():
                 with open(path, "rb") as file:
                     archive.addfile(entry, file)
@@ -95,11 +101,22 @@ def unpack(data: bytes) -> None:
         os.utime(path, (entry.mtime, entry.mtime))
 
 
-def _walk(folder: str) -> Iterator[str]:
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+def _walk(root: str) -> Iterator[str]:
+    """Every path below the root, folders before what is in them. Without recursion: an agent decides how deep it is."""
+    waiting = [iter(_entries(root))]
+    while waiting:
+        entry = next(waiting[-1], None)
+        if entry is None:
+            waiting.pop()
+            continue
         yield entry.path
         if entry.is_dir(follow_symlinks=False):
-            yield from _walk(entry.path)
+            waiting.append(iter(_entries(entry.path)))
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
 
 
 def _open_parent(path: str, create: bool) -> tuple[int, str]:

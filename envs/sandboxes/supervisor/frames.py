@@ -6,6 +6,7 @@ the payload: the frame's byte strings one after the other, whose lengths the hea
 
 from __future__ import annotations
 
+import array
 import json
 import socket
 import struct
@@ -62,15 +63,31 @@ def decode_body(text: bytes, payload: bytes) -> tuple[Header, list[bytes]]:
 def receive(connection: socket.socket) -> tuple[Header, list[bytes]] | None:
     """The next frame from a blocking socket, or None at its end."""
     prefix = _exactly(connection, PREFIX.size)
-    if prefix is None:
-        return None
+    return None if prefix is None else _body(connection, prefix)
+
+
+def receive_first(connection: socket.socket, most: int) -> tuple[tuple[Header, list[bytes]] | None, list[int]]:
+    """A connection's first frame, or None at its end, and up to ``most`` open files that came with it."""
+    ancillary_bytes = socket.CMSG_SPACE(most * array.array("i").itemsize)
+    data, ancillary, _, _ = connection.recvmsg(PREFIX.size, ancillary_bytes, socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    rest = _exactly(connection, PREFIX.size - len(data)) if data and len(data) < PREFIX.size else b""
+    if not data or rest is None:
+        return None, descriptors.tolist()
+    return _body(connection, data + rest), descriptors.tolist()
+
+
+def _body(connection: socket.socket, prefix: bytes) -> tuple[Header, list[bytes]] | None:
     header_bytes, payload_bytes = decode_prefix(prefix)
-    body = _exactly(connection, header_bytes + payload_bytes)
-    return None if body is None else decode_body(body[:header_bytes], body[header_bytes:])
+    text, payload = _exactly(connection, header_bytes), _exactly(connection, payload_bytes)
+    return None if text is None or payload is None else decode_body(text, payload)
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes | None:
-    data = connection.recv(size)
+    data = connection.recv(size, socket.MSG_WAITALL)  # in one piece: a cell's memory bounds its init as well
     if len(data) == size:
         return data
     buffer = bytearray(data)

@@ -47,6 +47,12 @@ def set_dumpable(dumpable: bool) -> None:
     _check(_libc.prctl(_PR_SET_DUMPABLE, int(dumpable), 0, 0, 0), "PR_SET_DUMPABLE")
 
 
+def set_oom_score(score: int) -> None:
+    """How early this process, and what it makes, is killed when memory is short: 0 (as any other) to 1000 (first)."""
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write(str(score))
+
+
 def set_no_new_privs() -> None:
     """No exec of this process or its children gains privileges, ever again."""
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")

@@ -12,13 +12,15 @@ import sys
 from typing import NoReturn
 
 from palaestra.envs.sandboxes.supervisor import cell, interpreter, kernel, program, seccomp
-from palaestra.envs.sandboxes.supervisor.frames import MalformedFrame, encode, receive
+from palaestra.envs.sandboxes.supervisor.frames import MalformedFrame, encode, receive_first
 
 SOCKET_NAME = "supervisor.sock"
 ERROR_NAME = "error"
 """Beside the socket, when there will be none: why not."""
 _FIRST_FRAME_S = 10
-_CELL_IDS = 50_000
+_JOIN_FILES = 3
+"""Open files that may come with a first frame: one for each hierarchy of control groups."""
+CELL_IDS = 50_000
 """Ids are used in turn; a rootless user has 65,536 of them unless /etc/subuid says otherwise."""
 _ORPHAN_S = 60
 """How long a supervisor waits for the lifeline of its owner before it gives up."""
@@ -54,7 +56,7 @@ def main(arguments: list[str]) -> NoReturn:
             with connection:
                 if os.fork() == 0:
                     listener.close()
-                    outer_id = int(first_id) + number % _CELL_IDS if int(first_id) else os.getuid()
+                    outer_id = int(first_id) + number % CELL_IDS if int(first_id) else os.getuid()
                     _handle(connection, control, outer_id, filter_program)
         except OSError as error:  # out of processes, memory or descriptors: this connection is refused, others go on
             sys.stderr.write(f"supervisor: {error}\n")
@@ -86,10 +88,11 @@ def _handle(connection: socket.socket, control: str, outer_id: int, filter_progr
     status = 1
     try:
         connection.settimeout(_FIRST_FRAME_S)
-        message = receive(connection)
+        message, descriptors = receive_first(connection, _JOIN_FILES)
         connection.settimeout(None)
         operation = message[0].get("op") if message else None
         if operation == "open":
+            cell.join_groups(connection, descriptors)
             cell.start(connection, message[0], control, outer_id, filter_program)  # type: ignore[index]
         elif operation == "ping":
             connection.sendall(encode({"status": _own_status(), "python": sys.executable}))

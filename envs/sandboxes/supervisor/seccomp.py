@@ -2,8 +2,11 @@
 
 Why each group is refused: a new user namespace, or a new mount, would hand out capabilities and kernel code that an
 agent has no use for; keyrings, bpf, io_uring, userfaultfd and perf are the usual ways into the kernel; ptrace and its
-kin look into other processes; System V IPC holds memory that no limit of a cell counts; AF_VSOCK leaves a virtual
-machine without passing any network namespace.
+kin look into other processes; System V IPC and memfd hold memory that no limit of a process counts, and the contexts
+of io_setup are few for the whole machine; AF_VSOCK leaves a virtual machine without passing any network namespace.
+
+A process may change limits and priority of any other one of its user, so of its cell's first process too, which keeps
+the deadlines. Calls that name that one (process 1), or all of a user, are refused.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import errno
 import platform
 import struct
 
-_ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
 # name: (x86-64, aarch64), numbers from Linux's syscall tables; None where the architecture has no such call.
 _DENIED: dict[str, tuple[int | None, int | None]] = {
@@ -82,6 +85,18 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "shmget": (29, 194),
     "semget": (64, 190),
     "msgget": (68, 186),
+    "memfd_create": (319, 279),
+    "io_setup": (206, 0),
+}
+# (x86-64, aarch64), and which values of which arguments are refused.
+_DENIED_FOR: dict[str, tuple[tuple[int, int], dict[int, int]]] = {
+    "prlimit64": ((302, 261), {0: 1}),
+    "sched_setparam": ((142, 118), {0: 1}),
+    "sched_setscheduler": ((144, 119), {0: 1}),
+    "sched_setattr": ((314, 274), {0: 1}),
+    "sched_setaffinity": ((203, 122), {0: 1}),
+    "setpriority": ((141, 140), {0: 2, 1: 1}),  # PRIO_USER
+    "ioprio_set": ((251, 30), {0: 3, 1: 1}),  # IOPRIO_WHO_USER
 }
 _CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
 _NAMESPACE_FLAGS = 0x7E020000  # every CLONE_NEW* that clone knows
@@ -89,7 +104,7 @@ _SOCKET_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink
 
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_OFFSET_NUMBER, _OFFSET_ARCHITECTURE, _OFFSET_ARGUMENT_0 = 0, 4, 16
+_OFFSET_NUMBER, _OFFSET_ARCHITECTURE, _OFFSET_ARGUMENT_0, _ARGUMENT_BYTES = 0, 4, 16, 8
 
 
 def denied_names() -> tuple[str, ...]:
@@ -100,9 +115,9 @@ def denied_names() -> tuple[str, ...]:
 def build(machine: str | None = None) -> bytes:
     """The filter program for this machine (or ``machine``, as in ``uname -m``)."""
     machine = machine or platform.machine()
-    if machine not in _ARCHITECTURES:
-        raise OSError(errno.ENOTSUP, f"no system-call table for {machine}; cells run on {sorted(_ARCHITECTURES)}")
-    audit_arch, column = _ARCHITECTURES[machine]
+    if machine not in ARCHITECTURES:
+        raise OSError(errno.ENOTSUP, f"no system-call table for {machine}; cells run on {sorted(ARCHITECTURES)}")
+    audit_arch, column = ARCHITECTURES[machine]
     code = [
         _op(_LOAD, 0, 0, _OFFSET_ARCHITECTURE),
         _op(_JUMP_EQUAL, 1, 0, audit_arch),
@@ -124,7 +139,15 @@ def build(machine: str | None = None) -> bytes:
     code += [_op(_JUMP_EQUAL, 0, families + 3, _SOCKET[column]), _op(_LOAD, 0, 0, _OFFSET_ARGUMENT_0)]
     code += [_op(_JUMP_EQUAL, families - i, 0, family) for i, family in enumerate(_SOCKET_FAMILIES)]
     code += [_refuse(errno.EAFNOSUPPORT), _op(_RETURN, 0, 0, _ALLOW)]
-    denied = sorted(number for numbers in _DENIED.values() for number in numbers[column : column + 1] if number)
+    for numbers, refused in _DENIED_FOR.values():
+        body: list[bytes] = []
+        for argument, value in refused.items():  # the low half of an argument is all that the kernel takes as an int
+            body += [_op(_LOAD, 0, 0, _OFFSET_ARGUMENT_0 + _ARGUMENT_BYTES * argument), _op(_JUMP_EQUAL, 0, 1, value)]
+            body.append(_refuse(errno.EPERM))
+        body.append(_op(_RETURN, 0, 0, _ALLOW))
+        code += [_op(_JUMP_EQUAL, 0, len(body), numbers[column]), *body]
+    every = [numbers[column] for numbers in _DENIED.values()]
+    denied = sorted(number for number in every if number is not None)
     ranges: list[list[int]] = []
     for number in denied:
         if ranges and ranges[-1][1] == number - 1:

@@ -1,15 +1,26 @@
-"""A pool whose cells have small limits, so that a test reaches them quickly, on each backend in turn.
+"""A pool whose cells have small limits, so that a test reaches them quickly, on each backend in turn; and what tests
+see and do from outside of sandboxes.
 
 Pool and sandboxes live in the session's event loop: ``pytestmark = pytest.mark.asyncio(loop_scope="session")``.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import pytest
 import pytest_asyncio
 
-from palaestra.envs.sandboxes import BackendName, Sandbox, SandboxSpec, open_pool
+from palaestra.envs.sandboxes import BackendName, Sandbox, SandboxSpec, leases, open_pool
+from palaestra.envs.sandboxes.bubblewrap import BubblewrapHost
 from palaestra.envs.sandboxes.pool import Pool
 
 SPEC = SandboxSpec(memory_mib=256, pids=32, file_mib=4, workspace_mib=16, inodes=1000)
@@ -27,3 +38,91 @@ async def sandbox(pool: Pool) -> AsyncIterator[Sandbox]:
     acquired = await pool.acquire()
     yield acquired
     await acquired.close()
+
+
+class Machine:
+    """Processes and containers, as somebody outside of Palaestra sees them."""
+
+    def podman(self, *arguments: str) -> str:
+        command = ["podman", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+    def supervisor(self, host: Any) -> int:
+        """Process id of a host's supervisor."""
+        if isinstance(host, BubblewrapHost):
+            status = next(
+                path for path in Path("/proc").glob("[0-9]*/status") if f"\nPPid:\t{host.pid}\n" in self._text(path)
+            )
+            return int(status.parent.name)
+        return int(self.podman("inspect", "--format", "{{.State.Pid}}", host.name))
+
+    def kill(self, host: Any) -> None:
+        """End a host from outside, as the kernel's out-of-memory killer would."""
+        os.kill(host.pid if isinstance(host, BubblewrapHost) else self.supervisor(host), signal.SIGKILL)
+
+    def processes_with(self, marker: str) -> list[int]:
+        """Processes whose command line, or list of mounts, holds the marker; zombies have neither."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            if int(folder.name) != os.getpid():
+                text = self._text(folder / "cmdline") + self._text(folder / "mountinfo")
+                if marker in text:
+                    found.append(int(folder.name))
+        return found
+
+    def runs(self, pid: int) -> bool:
+        """Whether there is such a process; a zombie is none."""
+        return bool(self._text(Path(f"/proc/{pid}/cmdline")))
+
+    def holds_within(self, condition: Callable[[], bool], seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def containers_of(self, base: Path) -> list[str]:
+        """Names of the containers whose lease lies in that folder."""
+        if os.getuid() == 0 or shutil.which("podman") is None:
+            return []
+        listing = '{{.Names}}\t{{index .Labels "palaestra.lease"}}'
+        lines = self.podman("ps", "--all", "--filter", "label=palaestra.lease", "--format", listing).splitlines()
+        return [line.partition("\t")[0] for line in lines if line.partition("\t")[2].startswith(f"{base}/")]
+
+    def nothing_is_left_of(self, base: Path, *, within_s: float = 20) -> bool:
+        """Whether neither a process, nor a folder, nor a container of those who use this base folder is left."""
+
+        def nothing() -> bool:
+            return not any(base.iterdir()) and not self.processes_with(base.name) and not self.containers_of(base)
+
+        return self.holds_within(nothing, within_s)
+
+    def _text(self, path: Path) -> str:
+        try:
+            return path.read_text("utf-8", "replace")
+        except OSError:
+            return ""
+
+
+@pytest.fixture(scope="session")
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A base folder of this test alone, so that all that it leaves, and nothing of others, is seen."""
+    folder = Path(tempfile.mkdtemp(prefix="pal-", dir="/tmp"))
+    folder.chmod(0o711)
+    monkeypatch.setattr(leases, "base_folder", lambda: folder)
+    monkeypatch.setattr(leases, "base_folders", lambda: [folder])
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def own_pool(backend: BackendName) -> AsyncIterator[Pool]:
+    """A pool of this test alone, whose hosts it may break."""
+    async with await open_pool(backend=backend, cells_per_host=8) as opened:
+        yield opened

@@ -27,6 +27,7 @@ class RefusingHost:
 
     def __init__(self, socket: Path, alive: bool) -> None:
         self.socket, self.alive = socket, alive
+        self.groups = None
 
     async def healthy(self) -> bool:
         return self.alive
@@ -67,6 +68,11 @@ async def test_a_command_that_a_dying_host_could_not_serve_is_not_the_agents_doi
     async with refusing_cell(tmp_path, alive=False) as sandbox:
         with pytest.raises(SandboxDied, match="Resource temporarily unavailable"):
             await sandbox.run(Shell("true"), timeout_s=5)
+        for _ in range(2):  # and it stays so, whatever is asked of it next
+            with pytest.raises(SandboxDied, match="host has ended"):
+                await sandbox.run(Shell("true"), timeout_s=5)
+            with pytest.raises(SandboxDied, match="host has ended"):
+                await sandbox.read("file")
 
 
 @pytest.mark.parametrize("result_kib", [1, 1024], ids=["small reply", "large reply"])
@@ -101,13 +107,13 @@ async def test_a_fault_of_the_supervisor_in_a_command_leaves_none_of_its_process
 ) -> None:
     for module in (bubblewrap, podman):
         monkeypatch.setattr(module, "supervisor_zip", failing_supervisor_zip)
-    request = {"op": "run", "kind": "argv", "timeout_s": 60, "env": {}, "result_bytes": 0}
+    request = {"op": "run", "kind": "argv", "timeout_s": 60, "env": {}, "result_bytes": 0, "stdin_bytes": 0}
     sleepers = {**request, "argv": ["/bin/sh", "-c", "sleep 300 & sleep 300"], "env": {"FAULT": "1"}}
     count = {**request, "argv": ["/bin/sh", "-c", "set -- /proc/[0-9]*; echo $#"]}
     async with await open_pool(backend=backend) as pool:
         connection = await open_cell(pool.hosts[0], pool.spec)
-        failed, _ = await connection.request(sleepers, (b"", b""), timeout_s=30)
+        failed, _ = await connection.request(sleepers, (b"",), timeout_s=30)
         assert (failed["error"], failed["errno"]) == ("os", 11)
-        _, (stdout, *_) = await connection.request(count, (b"", b""), timeout_s=30)
+        _, (stdout, *_) = await connection.request(count, (b"",), timeout_s=30)
         assert stdout == b"1\n"  # the shell itself; the first process of the cell is hidden
         connection.close()

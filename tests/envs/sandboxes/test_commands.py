@@ -29,20 +29,34 @@ async def test_any_bytes_pass_through_unchanged(sandbox: Sandbox) -> None:
     assert result.stdout == data
 
 
-async def test_five_megabytes_of_stdin_are_fed_while_the_program_writes(sandbox: Sandbox) -> None:
-    data = b"0123456789abcde\n" * (5 * 65536)
+async def test_stdin_larger_than_the_memory_of_the_cell_is_fed_while_the_program_writes(sandbox: Sandbox) -> None:
+    data = b"0123456789abcde\n" * (20 << 16)  # 20 MiB
+    times = 13  # of 256 MiB that a program may hold
     code = (
-        "import sys, hashlib\nsys.stderr.write('x' * 200000)\n"
-        "print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())"
+        "import sys, hashlib\nsys.stderr.write('x' * 200000)\ndigest = hashlib.sha256()\n"
+        "while chunk := sys.stdin.buffer.read(1 << 20): digest.update(chunk)\nprint(digest.hexdigest())"
     )
-    result = await sandbox.run(Python(code, "fork"), stdin=data, timeout_s=20)
-    assert result.stdout_text.strip() == hashlib.sha256(data).hexdigest()
+    result = await sandbox.run(Python(code, "fork"), stdin=data * times, timeout_s=60)
+    assert result.stdout_text.strip() == hashlib.sha256(data * times).hexdigest()
     assert len(result.stderr) + result.stderr_dropped_bytes == 200_000
 
 
-async def test_a_program_that_ignores_its_stdin_is_not_held_up(sandbox: Sandbox) -> None:
-    result = await sandbox.run(Argv(("true",)), stdin=b"x" * (1 << 20), timeout_s=10)
-    assert result.ok
+@pytest.mark.parametrize(
+    "command",
+    ["true", "exec <&-; sleep 0.2", "head -c 100000 >/dev/null", "sleep 0.2", "kill -9 $$", "(sleep 300 <&0 &)"],
+)
+async def test_a_program_that_leaves_stdin_unread_is_not_held_up_nor_is_the_next(
+    sandbox: Sandbox, command: str
+) -> None:
+    result = await sandbox.run(Shell(command), stdin=b"x" * (5 << 20), timeout_s=60)
+    assert not result.timed_out
+    assert (await sandbox.run(Argv(("cat",)), stdin=b"mine", timeout_s=10)).stdout == b"mine"
+
+
+async def test_stdin_that_nobody_reads_before_the_deadline_is_passed_over(sandbox: Sandbox) -> None:
+    result = await sandbox.run(Shell("sleep 300"), stdin=b"x" * (5 << 20), timeout_s=0.5)
+    assert result.timed_out
+    assert (await sandbox.run(Argv(("cat",)), stdin=b"mine", timeout_s=10)).stdout == b"mine"
 
 
 async def test_an_unknown_program_is_the_agents_mistake_not_ours(sandbox: Sandbox) -> None:

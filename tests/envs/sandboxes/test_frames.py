@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import struct
 
 import pytest
@@ -21,6 +23,7 @@ from palaestra.envs.sandboxes.supervisor.frames import (
     decode_body,
     decode_prefix,
     encode,
+    receive_first,
 )
 
 json_objects = st.dictionaries(st.text().filter(lambda key: key != "blobs"), st.integers() | st.text() | st.none())
@@ -44,6 +47,30 @@ def test_a_bad_prefix_is_refused_before_anything_is_allocated(prefix: bytes) -> 
 def test_a_bad_header_is_a_malformed_frame(text: bytes) -> None:
     with pytest.raises(MalformedFrame):
         decode_body(text, b"abc")
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_open_files_arrive_with_the_first_frame(count: int) -> None:
+    here, there = socket.socketpair()
+    pipes = [os.pipe() for _ in range(count)]
+    with here, there:
+        socket.send_fds(here, [encode({"op": "open"}, [b"body"])], [write for _, write in pipes])
+        message, descriptors = receive_first(there, 3)
+        assert message == ({"op": "open"}, [b"body"])
+        for number, descriptor in enumerate(descriptors):
+            assert not os.get_inheritable(descriptor)
+            os.write(descriptor, b"%d" % number)
+        assert [os.read(read, 9) for read, _ in pipes] == [b"%d" % number for number in range(count)]
+    for descriptor in (*descriptors, *(end for pipe in pipes for end in pipe)):
+        os.close(descriptor)
+
+
+def test_a_connection_that_ends_before_its_first_frame_has_none() -> None:
+    here, there = socket.socketpair()
+    with there:
+        here.send(MAGIC)
+        here.close()
+        assert receive_first(there, 3) == (None, [])
 
 
 _NONSENSE = {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from palaestra.envs.sandboxes import leases
-from palaestra.envs.sandboxes.leases import Lease, is_abandoned
+from palaestra.envs.sandboxes.leases import Lease, base_folder, is_abandoned
 
 
 @pytest.fixture
@@ -40,3 +41,34 @@ def test_an_owner_that_died_left_a_lease_that_nobody_holds(tmp_path: Path) -> No
 @pytest.mark.parametrize("label", ["", "podman-0123", "podman-0123.lease", "/no/such/folder/podman-0123.lease", "/tmp"])
 def test_an_owner_who_cannot_be_seen_from_here_is_left_alone(label: str) -> None:
     assert not is_abandoned(Path(label))
+
+
+@pytest.mark.parametrize("runtime", ["/tmp/" + "x" * 90, "/nonexistent", ""])
+def test_sockets_have_short_paths_whatever_the_environment(
+    runtime: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / ("y" * 100)))
+    assert len(os.fsencode(base_folder() / "podman-0123456789ab/control/supervisor.sock")) < 108
+
+
+def test_a_lease_that_is_taken_for_abandoned_before_it_is_locked_is_made_again(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really_lock, thefts = leases._lock, 3
+
+    def lock(descriptor: int) -> bool:
+        nonlocal thefts
+        thefts -= 1
+        if thefts >= 0:
+            (file,) = base.glob("*.lease")
+            leases.remove(file)
+        return really_lock(descriptor)
+
+    monkeypatch.setattr(leases, "_lock", lock)
+    lease = Lease("bwrap")
+    assert (thefts, lease.folder.is_dir(), lease.file.exists()) == (-1, True, True)
+    monkeypatch.undo()
+    assert not leases.is_abandoned(lease.file)
+    lease.release()
+    assert not any(base.iterdir())

@@ -4,65 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from palaestra.envs.errors import SandboxDied, SandboxUnavailable, UsageError
 from palaestra.envs.sandboxes import BackendName, Python, SandboxSpec, Shell, bubblewrap, open_pool, podman
 from palaestra.envs.sandboxes.backends import candidates
-from palaestra.envs.sandboxes.bubblewrap import BubblewrapHost
 from palaestra.envs.sandboxes.cell import Cell
-from palaestra.envs.sandboxes.host import Host
 from palaestra.envs.sandboxes.leases import Lease, base_folder
-from palaestra.envs.sandboxes.podman import PodmanHost
 from palaestra.envs.sandboxes.pool import Pool
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 ALIVE = Python("print('alive')", "fork")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def own_pool(backend: BackendName) -> AsyncIterator[Pool]:
-    """A pool of this test alone, whose hosts it may break."""
-    async with await open_pool(backend=backend, cells_per_host=8) as opened:
-        yield opened
-
-
-def kill(host: Host) -> None:
-    """End a host from outside, as the kernel's out-of-memory killer would."""
-    if isinstance(host, BubblewrapHost):
-        os.kill(host.pid, signal.SIGKILL)
-    else:
-        assert isinstance(host, PodmanHost)
-        subprocess.run(["podman", "kill", host.name], check=True, capture_output=True, timeout=30)
-
-
-def processes_with(marker: str) -> list[int]:
-    """Processes of this machine whose command line holds the marker."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if marker.encode() in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
-def holds_within(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 async def test_sixty_four_cells_at_once_each_see_only_themselves(pool: Pool) -> None:
@@ -97,19 +51,19 @@ async def test_each_cell_has_its_own_process_budget(pool: Pool) -> None:
             await cell.close()
 
 
-async def test_a_cell_that_is_closed_ends_with_its_processes(pool: Pool) -> None:
+async def test_a_cell_that_is_closed_ends_with_its_processes(pool: Pool, machine: Any) -> None:
     marker = f"31{os.getpid()}.4159"
     sandbox = await pool.acquire()
     running = asyncio.create_task(sandbox.run(Shell(f"sleep {marker} & sleep {marker}"), timeout_s=60))
     for _ in range(200):
-        if len(processes_with(f"sleep\0{marker}")) >= 2:
+        if len(machine.processes_with(f"sleep\0{marker}")) >= 2:
             break
         await asyncio.sleep(0.02)
-    assert len(processes_with(f"sleep\0{marker}")) == 2
+    assert len(machine.processes_with(f"sleep\0{marker}")) == 2
     running.cancel()
     await asyncio.wait([running])
     await sandbox.close()
-    assert holds_within(lambda: not processes_with(f"sleep\0{marker}"), 10)
+    assert machine.holds_within(lambda: not machine.processes_with(f"sleep\0{marker}"), 10)
 
 
 async def test_hosts_are_added_when_the_others_are_full(own_pool: Pool) -> None:
@@ -120,11 +74,11 @@ async def test_hosts_are_added_when_the_others_are_full(own_pool: Pool) -> None:
     assert own_pool.live_cells == 0
 
 
-async def test_a_host_killed_in_the_middle_of_a_run_is_replaced_and_blamed(own_pool: Pool) -> None:
+async def test_a_host_killed_in_the_middle_of_a_run_is_replaced_and_blamed(own_pool: Pool, machine: Any) -> None:
     victim = await own_pool.acquire()
     running = asyncio.create_task(victim.run(Shell("sleep 60"), timeout_s=90))
     await asyncio.sleep(0.3)
-    kill(own_pool.hosts[0])
+    machine.kill(own_pool.hosts[0])
     with pytest.raises(SandboxDied):
         await running
     with pytest.raises(SandboxDied):
@@ -136,10 +90,10 @@ async def test_a_host_killed_in_the_middle_of_a_run_is_replaced_and_blamed(own_p
     await successor.close()
 
 
-async def test_a_warm_cell_whose_host_died_is_never_handed_out(backend: BackendName) -> None:
+async def test_a_warm_cell_whose_host_died_is_never_handed_out(backend: BackendName, machine: Any) -> None:
     async with await open_pool(backend=backend, warm=2) as pool:
         await pool.warmed_up()
-        kill(pool.hosts[0])
+        machine.kill(pool.hosts[0])
         await asyncio.sleep(0.2)
         sandbox = await pool.acquire()
         assert (await sandbox.run(ALIVE, timeout_s=10)).stdout == b"alive\n"
@@ -214,7 +168,7 @@ async def test_closing_a_pool_ends_its_cells_and_leaves_no_folder(backend: Backe
 
 
 async def test_closing_a_pool_while_cells_are_acquired_leaves_no_host(
-    backend: BackendName, monkeypatch: pytest.MonkeyPatch
+    backend: BackendName, machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leases: list[Lease] = []
 
@@ -235,7 +189,7 @@ async def test_closing_a_pool_while_cells_are_acquired_leaves_no_host(
         assert [outcome for outcome in outcomes if not isinstance(outcome, expected)] == []
         assert pool.hosts == ()
     assert [lease.folder for lease in leases if lease.folder.exists() or lease.file.exists()] == []
-    assert holds_within(lambda: not any(processes_with(lease.name) for lease in leases), 10)
+    assert machine.holds_within(lambda: not any(machine.processes_with(lease.name) for lease in leases), 10)
 
 
 async def test_a_stage_of_closing_that_fails_does_not_stop_the_others(
@@ -254,45 +208,6 @@ async def test_a_stage_of_closing_that_fails_does_not_stop_the_others(
     with pytest.raises(RuntimeError, match="injected"):
         await pool.close()
     assert not await second.healthy()
-
-
-_OWNER = """
-import asyncio, sys
-from palaestra.envs.sandboxes import Shell, open_pool
-async def main():
-    pool = await open_pool(backend=sys.argv[1], warm=2)
-    sandbox = await pool.acquire()
-    print(pool.hosts[0].socket, flush=True)
-    await sandbox.run(Shell(f"sleep {sys.argv[2]} & setsid sleep {sys.argv[2]}"), timeout_s=600)
-asyncio.run(main())
-"""
-
-
-def kill_an_owner(backend: BackendName, marker: str) -> Path:
-    """Let a process use a sandbox, kill it with SIGKILL, and return the folder that its host had."""
-    owner = subprocess.Popen([sys.executable, "-c", _OWNER, backend, marker], stdout=subprocess.PIPE, text=True)
-    with owner:
-        assert owner.stdout is not None
-        folder = Path(owner.stdout.readline().strip()).parent.parent
-        assert holds_within(lambda: len(processes_with(f"sleep\0{marker}")) == 2, 10)
-        owner.kill()
-    return folder
-
-
-def containers_named(name: str) -> bytes:
-    listing = ["podman", "ps", "--all", "--quiet", "--filter", f"name={name}"]
-    return subprocess.run(listing, check=True, capture_output=True, timeout=30).stdout
-
-
-async def test_an_owner_killed_by_sigkill_leaves_no_process_and_the_next_start_no_trace(backend: BackendName) -> None:
-    marker = f"27{os.getpid()}.1828"
-    folder = await asyncio.to_thread(kill_an_owner, backend, marker)
-    assert holds_within(lambda: not processes_with(f"sleep\0{marker}"), 10)
-    assert holds_within(lambda: not processes_with(folder.name), 10)
-    await (await open_pool(backend=backend)).close()
-    assert not folder.exists()
-    if backend == "podman":
-        assert containers_named(folder.name) == b""
 
 
 async def test_preloaded_modules_are_there_in_a_forked_interpreter(backend: BackendName) -> None:

@@ -46,6 +46,7 @@ def test_what_is_dumped_can_be_loaded(
         ({"limits": {"step_s": -1}}, "limits.step_s", "greater than 0"),
         ({"limits": {"step_s": math.inf}}, "limits.step_s", "finite|86400"),
         ({"limits": {"step_s": 86_401}}, "limits.step_s", "less than or equal to 86400"),
+        ({"limits": {"egress": ["example.org"]}}, "limits.egress", "write 'host:port'"),
         ({"grader": {"kind": "magic"}}, "grader", "magic"),
         ({"grader": {"kind": "function", "entry_point": "f", "hidden": []}}, "grader.function.hidden", "at least 1"),
         (

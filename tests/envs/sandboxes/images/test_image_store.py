@@ -17,7 +17,6 @@ from palaestra.envs.sandboxes.image import PYTHON_LABEL, REPOSITORY
 from palaestra.envs.sandboxes.image_records import ImageRecords
 from palaestra.envs.sandboxes.image_store import keep_within_budget, known_images, remove_older_defaults
 from palaestra.envs.sandboxes.images import named_image
-from palaestra.envs.sandboxes.leases import Lease
 from palaestra.envs.sandboxes.oci_archive import write_archive
 from palaestra.envs.sandboxes.podman_service import PodmanService
 
@@ -26,11 +25,9 @@ MIB = bytes(1 << 20)
 
 @pytest_asyncio.fixture
 async def service(podman: BackendName) -> AsyncIterator[PodmanService]:
-    lease = Lease("service")
-    opened = PodmanService(lease.folder / "api.sock")
+    opened = PodmanService()
     yield opened
     await opened.close()
-    lease.release()
 
 
 @pytest.fixture

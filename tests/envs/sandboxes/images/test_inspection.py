@@ -154,8 +154,7 @@ async def test_cells_run_in_the_runtime_that_was_asked_for(
 
 
 async def test_a_container_in_another_runtime_is_refused_and_removed(podman: BackendName) -> None:
-    lease = Lease("service")
-    service = PodmanService(lease.folder / "api.sock", "crun")
+    service = PodmanService("crun")
     try:
         image = await default_image(service)
         host = PodmanHost(service, Lease("podman"), "runc")
@@ -166,7 +165,6 @@ async def test_a_container_in_another_runtime_is_refused_and_removed(podman: Bac
         assert not await service.call(lambda client: client.containers.exists(host.name))
     finally:
         await service.close()
-        lease.release()
 
 
 @pytest.mark.parametrize(

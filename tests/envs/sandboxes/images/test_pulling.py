@@ -17,17 +17,14 @@ from palaestra.envs.errors import ImageUnavailable, UsageError
 from palaestra.envs.sandboxes import SandboxSpec, Shell, open_pool
 from palaestra.envs.sandboxes.image_pull import pull_cure
 from palaestra.envs.sandboxes.images import named_image
-from palaestra.envs.sandboxes.leases import Lease
 from palaestra.envs.sandboxes.podman_service import PodmanService
 
 
 @pytest_asyncio.fixture
 async def service(registry: Any) -> AsyncIterator[PodmanService]:
-    lease = Lease("service")
-    opened = PodmanService(lease.folder / "api.sock")
+    opened = PodmanService()
     yield opened
     await opened.close()
-    lease.release()
 
 
 async def digest(service: PodmanService, name: str, policy: Any) -> str:
