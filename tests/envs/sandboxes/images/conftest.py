@@ -57,7 +57,8 @@ class Registry:
         rootfs = {"type": "layers", "diff_ids": [self._add(layer)]}
         description = {"architecture": machine, "os": "linux", "config": settings, "rootfs": rootfs}
         description["created"] = "2020-01-01T00:00:00Z"
-        description["history"] = [{"created": "2020-01-01T00:00:00Z"}]
+        # No other registry of these tests, in a process that runs meanwhile, serves an image with the same id.
+        description["history"] = [{"created": "2020-01-01T00:00:00Z", "created_by": self.host}]
         text = json.dumps(description).encode()
         manifest = json.dumps(
             {
@@ -190,15 +191,15 @@ def registry(podman: BackendName, tmp_path_factory: pytest.TempPathFactory) -> I
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         yield opened
     opened.close()
-    remove_images(lambda name: name.startswith(f"{opened.host}/"))
+    remove_images(set(opened.blobs))
     shutil.rmtree(folder / "cache", ignore_errors=True)
 
 
-def remove_images(wanted: Callable[[str], bool]) -> None:
-    listed = podman_output("images", "--format", "{{.ID}} {{.Repository}}:{{.Tag}}@{{.Digest}}").splitlines()
-    for line in listed:
-        image_id, _, name = line.partition(" ")
-        if wanted(name):
+def remove_images(digests: set[str]) -> None:
+    """Those that have no name any more as well."""
+    for line in podman_output("images", "--all", "--format", "{{.ID}} {{.Digest}}").splitlines():
+        image_id, _, digest = line.partition(" ")
+        if digest in digests:
             podman_output("rmi", "--force", image_id)
 
 

@@ -1,6 +1,7 @@
 """What Podman made is compared with what it was asked: each weaker setting is named, and no recorded container is.
 
-``inspected-4.3.1.json`` is what Podman 4.3.1 says of a container of ours, and what it gave to crun.
+``inspected-4.3.1.json`` and ``inspected-5.4.2.json`` are what those versions of Podman say of a container of ours, and
+what they gave to crun.
 """
 
 from __future__ import annotations
@@ -20,22 +21,27 @@ from palaestra.envs.sandboxes.podman import PodmanHost
 from palaestra.envs.sandboxes.podman_container import Wanted, differences, status_differences
 from palaestra.envs.sandboxes.podman_service import PodmanService
 
-RECORDED = json.loads(Path(__file__).with_name("inspected-4.3.1.json").read_text())
+VERSIONS = {
+    version: json.loads(Path(__file__).with_name(f"inspected-{version}.json").read_text())
+    for version in ("4.3.1", "5.4.2")
+}
+RECORDED = VERSIONS["4.3.1"]
+OTHER_LIMIT = {"type": "RLIMIT_NOFILE", "soft": 1, "hard": 2}
 SECOND_BIND = {"destination": "/host", "type": "bind", "source": "/", "options": ["rbind", "rw"]}
 STATUS = {"NoNewPrivs": "1", "Seccomp": "2", "CapBnd": "00000000002000c0", "CapAmb": "0" * 16, "CapInh": "0" * 16}
 
 
-def wanted(**changed: Any) -> Wanted:
-    made = RECORDED["made"]
+def wanted(version: str = "4.3.1", **changed: Any) -> Wanted:
+    made = VERSIONS[version]["made"]
     binds = {each["Destination"]: (Path(each["Source"]), each["RW"]) for each in made["Mounts"]}
     lease = Path(made["Config"]["Labels"]["palaestra.lease"])
     options = {"name": "x", "lease": lease, "image_id": made["Image"], "command": (made["Path"], *made["Args"])}
     return Wanted(**{**options, "binds": binds, "runtime": "crun", **changed})
 
 
-def changed(part: str, path: str, value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def changed(version: str, part: str, path: str, value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The recorded container with one field set; ``value`` may be a function of the one before."""
-    both = copy.deepcopy(RECORDED)
+    both = copy.deepcopy(VERSIONS[version])
     *folders, last = path.split("/")
     place = both[part]
     for name in folders:
@@ -45,12 +51,14 @@ def changed(part: str, path: str, value: Any) -> tuple[dict[str, Any], dict[str,
 
 
 def without(kind: str) -> Any:
-    return lambda namespaces: [each for each in namespaces if each["type"] != kind]
+    return lambda found: [each for each in found if each["type"] != kind]
 
 
-def test_the_container_that_was_asked_for_is_no_difference() -> None:
-    assert differences(wanted(), RECORDED["made"], RECORDED["config"]) == []
-    assert differences(wanted(runtime=None), RECORDED["made"], RECORDED["config"]) == []
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_container_that_was_asked_for_is_no_difference(version: str) -> None:
+    made, config = VERSIONS[version]["made"], VERSIONS[version]["config"]
+    assert differences(wanted(version), made, config) == []
+    assert differences(wanted(version, runtime=None), made, config) == []
     assert status_differences(STATUS) == []
 
 
@@ -79,8 +87,8 @@ def test_the_container_that_was_asked_for_is_no_difference() -> None:
         ("no_new_privs: asked True, got None", "config", "process/noNewPrivileges", None),
         ("effective capabilities of the process", "config", "process/capabilities/effective", ["CAP_SYS_PTRACE"]),
         ("ambient capabilities of the process", "config", "process/capabilities/ambient", ["CAP_SYS_ADMIN"]),
-        ("limit core: asked (0, 0), got None", "config", "process/rlimits", lambda found: found[:1]),
-        ("limit nofile: asked (1024, 1024)", "config", "process/rlimits/0/hard", 1_048_576),
+        ("limit core: asked (0, 0), got None", "config", "process/rlimits", without("RLIMIT_CORE")),
+        ("limit nofile: asked (1024, 1024), got (1, 2)", "config", "process/rlimits", [OTHER_LIMIT]),
         ("read-only root of the process", "config", "root/readonly", False),
         ("network namespace of the process: asked 'its own'", "config", "linux/namespaces", without("network")),
         ("pid namespace of the process", "config", "linux/namespaces", without("pid")),
@@ -97,8 +105,9 @@ def test_the_container_that_was_asked_for_is_no_difference() -> None:
     ],
     ids=lambda value: value.partition(":")[0] if isinstance(value, str) else "",
 )  # fmt: skip
-def test_each_weaker_setting_is_named(what: str, part: str, path: str, value: Any) -> None:
-    found = differences(wanted(), *changed(part, path, value))
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_weaker_setting_is_named(version: str, what: str, part: str, path: str, value: Any) -> None:
+    found = differences(wanted(version), *changed(version, part, path, value))
 
     assert any(what in each for each in found), found
 
