@@ -50,7 +50,7 @@ def opening(spec: SandboxSpec) -> dict[str, Any]:
 
 
 async def open_cell(host: Host, spec: SandboxSpec) -> Connection:
-    """Make a cell in the host. Raises ``SandboxDied`` when the host cannot."""
+    """Make a cell in the host. Raises ``SandboxDied`` when the host cannot, ``SandboxBusy`` when we cannot."""
     try:
         group = None if host.groups is None else host.groups.make()
         try:
@@ -71,6 +71,7 @@ async def open_cell(host: Host, spec: SandboxSpec) -> Connection:
         if spec.egress:
             await serve_proxy(connection, received, AllowList(spec.egress))
     except OSError as error:
+        check_own_descriptors(error)
         raise SandboxDied(f"no cell could be made: {error or 'the supervisor did not answer in time'}") from error
     return connection
 

@@ -116,7 +116,7 @@ async def test_a_process_without_file_descriptors_says_so_and_loses_no_host(own_
         with contextlib.suppress(OSError):
             while True:
                 taken.append(os.open("/dev/null", os.O_RDONLY))
-        with pytest.raises(SandboxBusy, match="ulimit -n"):
+        with pytest.raises(SandboxBusy, match="ulimit -Hn"):
             await own_pool.acquire()
         with contextlib.suppress(SandboxBusy):  # where the cell has a control group, which is read after each run
             assert (await in_use.run(ALIVE, timeout_s=10)).ok
