@@ -59,8 +59,8 @@ class BubblewrapBackend:
         try:
             await asyncio.wait([spawning])
         except asyncio.CancelledError:  # a process half started is one to end in order, not one to lose
-            await asyncio.wait([spawning])
-            if spawning.exception() is None:
+            done, _ = await asyncio.wait([spawning], timeout=_END_S)
+            if done and spawning.exception() is None:
                 await BubblewrapHost(lease, spawning.result()).close()
             lease.release()
             raise

@@ -70,6 +70,16 @@ class Machine:
                     found.append(int(folder.name))
         return found
 
+    def stop(self, pid: int) -> None:
+        """Stop a process, and return when all its threads stand still: the signal alone takes effect a little later."""
+        os.kill(pid, signal.SIGSTOP)
+
+        def stands_still() -> bool:
+            threads = [self._text(stat) for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+            return all(text.rpartition(")")[2].split()[:1] == ["T"] for text in threads)
+
+        assert self.holds_within(stands_still, 30)
+
     def runs(self, pid: int) -> bool:
         """Whether there is such a process; a zombie is none."""
         return bool(self._text(Path(f"/proc/{pid}/cmdline")))

@@ -85,7 +85,7 @@ async def test_no_reply_is_lost_or_taken_for_another_when_steps_are_cancelled_at
     async def steps(seed: int) -> int:
         moments, answered = random.Random(seed), 0
         sandbox = await own_pool.acquire()
-        for number in range(60 * soak_factor):
+        for number in range(50 * soak_factor):
             code = Python(f"print({number})", "fork")
             patience_s = moments.choice([0.0005, 0.002, 0.01, 60.0, 60.0])
             result = await give_up(sandbox.run(code, timeout_s=30), patience_s)
@@ -97,6 +97,6 @@ async def test_no_reply_is_lost_or_taken_for_another_when_steps_are_cancelled_at
         await sandbox.close()
         return answered
 
-    answered = await asyncio.gather(*(steps(seed) for seed in range(8)))
-    assert all(count >= 60 * soak_factor * 0.2 for count in answered)
+    answered = await asyncio.gather(*(steps(seed) for seed in range(4)))
+    assert all(count >= 50 * soak_factor * 0.2 for count in answered)
     assert own_pool.live_cells == 0

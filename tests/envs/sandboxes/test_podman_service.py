@@ -57,15 +57,16 @@ async def works(pool: Pool) -> bool:
         await sandbox.close()
 
 
-def kill(pid: int) -> None:
+def kill(machine: Any, pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
+    assert machine.holds_within(lambda: not machine.runs(pid), 30)
 
 
-def stop(pid: int) -> None:
-    os.kill(pid, signal.SIGSTOP)
+def stop(machine: Any, pid: int) -> None:
+    machine.stop(pid)
 
 
-def take_its_descriptors(pid: int) -> None:
+def take_its_descriptors(machine: Any, pid: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3))
 
 
@@ -78,7 +79,7 @@ async def test_a_service_that_fails_is_replaced_and_cells_notice_nothing(
         sandbox = await pool.acquire()
         running = asyncio.create_task(sandbox.run(Shell("sleep 0.5; echo undisturbed"), timeout_s=60))
         harmed = process_of(service)
-        harm(harmed)
+        harm(machine, harmed)
         with monkeypatch.context() as patch:
             patch.setattr(podman_service, "_PING_S", 1.0)
             assert await works(pool), "a host was started through another service"
@@ -89,13 +90,13 @@ async def test_a_service_that_fails_is_replaced_and_cells_notice_nothing(
         assert len(pool.hosts) == 2
 
 
-async def test_a_call_that_hangs_ends_at_its_deadline_and_blocks_no_other(service: PodmanService) -> None:
+async def test_a_call_that_hangs_ends_at_its_deadline_and_blocks_no_other(service: PodmanService, machine: Any) -> None:
     await service.call(version)
     first = process_of(service)
     stopped = threading.Event()
 
     def hang(client: Any) -> None:
-        os.kill(first, signal.SIGSTOP)
+        machine.stop(first)
         stopped.set()
         client.version()
 
