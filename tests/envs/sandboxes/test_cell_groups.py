@@ -39,29 +39,26 @@ MANY_HOGS = """
 import os, time
 ready, told = os.pipe()
 go, release = os.pipe()
-children = []
+alive, waiting = set(), set()
 for _ in range(20):
     child = os.fork()
     if child == 0:
         os.close(release)
         x = b'x' * (30 << 20)
-        os.write(told, b'.')
+        os.write(told, b'%8d' % os.getpid())
         os.read(go, 1)
         os._exit(0)
-    children.append(child)
+    alive.add(child)
 os.set_blocking(ready, False)
-waiting, killed = 0, 0
-while waiting + killed < 20:
-    try: waiting += len(os.read(ready, 20))
+while not alive <= waiting:
+    try: waiting.add(int(os.read(ready, 8)))
     except BlockingIOError: time.sleep(0.01)
-    while len(children) > 0:
-        child, status = os.waitpid(-1, os.WNOHANG)
-        if child == 0: break
-        children.remove(child)
-        killed += 1
+    child, status = os.waitpid(-1, os.WNOHANG)
+    if child:
+        alive.remove(child)
         assert status == 9, status
 os.close(release)
-print(killed, 20 - killed)
+print(20 - len(alive), len(alive))
 """
 
 
