@@ -194,5 +194,6 @@ def _control_groups(delegation: Delegation) -> Check:
     seen = f"{version}; ours to use: {', '.join(sorted(delegation.controllers)) or 'nothing'}"
     if delegation.problem is None:
         return Check("control groups", tried, seen, "ok")
-    advice = f"{MAKE_PODMAN}. {delegation.advice} What was seen: {delegation.problem}"
+    first = "" if delegation.version == 2 else f"{MAKE_PODMAN}. "  # on version 2 it takes more than a folder
+    advice = f"{first}{delegation.advice} What was seen: {delegation.problem}"
     return Check("control groups", tried, seen, "warning", advice)
