@@ -37,6 +37,8 @@ def execution(label: str, result: ExecResult, timeout_s: float) -> str:
         parts.append(f"[{how}]")
     elif not result.stdout and not result.stderr:
         parts.append("[no output]")
+    if result.oom_kills and result.killed_by != "memory":
+        parts.append(f"[{result.oom_kills} processes were killed: all of the sandbox's memory was used]")
     if result.orphans_killed:
         parts.append(f"[{result.orphans_killed} processes it left behind were ended]")
     return "\n".join(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import statistics
 import subprocess
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palaestra.envs.sandboxes.bubblewrap import BubblewrapHost
+from palaestra.envs.sandboxes.cgroups import PREFIX, find_delegation
 from palaestra.envs.sandboxes.host import Host
 from palaestra.envs.sandboxes.leases import base_folder, is_abandoned
 from palaestra.envs.sandboxes.podman import PodmanHost
@@ -26,9 +28,9 @@ SETTLE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What may outlive a pool: containers and folders of this user whose lease nobody holds, and our descriptors.
+    """What may outlive a pool: containers, folders and control groups of this user that nobody holds; our descriptors.
 
-    A lease that we forgot to release is an open descriptor; one that is held otherwise is another process's.
+    What we forgot to release shows as an open descriptor; what is held otherwise is another process's.
     """
 
     containers: frozenset[str]
@@ -39,8 +41,27 @@ class Holdings:
     def now(cls, backend: str) -> Holdings:
         names = {path.name.removesuffix(".lease") for path in base_folder().iterdir()}
         left = frozenset(name for name in names if is_abandoned(base_folder() / f"{name}.lease"))
+        left |= frozenset(map(str, _abandoned_groups()))
         containers = frozenset(_abandoned_containers()) if backend == "podman" else frozenset[str]()
         return cls(containers, left, len(os.listdir("/proc/self/fd")))
+
+
+def _abandoned_groups() -> list[Path]:
+    found = []
+    for place in set(find_delegation().controllers.values()):
+        for folder in place.glob(f"{PREFIX}*"):
+            try:
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                found.append(folder)
+            except BlockingIOError:
+                continue
+            finally:
+                os.close(descriptor)
+    return found
 
 
 def _abandoned_containers() -> list[str]:

@@ -15,7 +15,7 @@ from palaestra.envs.sandboxes.connection import Connection, Reply
 from palaestra.envs.sandboxes.egress.allow_list import AllowList
 from palaestra.envs.sandboxes.egress.handover import serve_proxy
 from palaestra.envs.sandboxes.handshake import begin
-from palaestra.envs.sandboxes.host import Host
+from palaestra.envs.sandboxes.host import Host, check_own_descriptors
 from palaestra.envs.sandboxes.protocol import Argv, Command, ExecResult, KilledBy, Python, SandboxSpec, Shell, Snapshot
 from palaestra.envs.sandboxes.supervisor.session import MAX_SESSIONS
 
@@ -50,7 +50,7 @@ def opening(spec: SandboxSpec) -> dict[str, Any]:
 
 
 async def open_cell(host: Host, spec: SandboxSpec) -> Connection:
-    """Make a cell in the host. Raises ``SandboxDied`` when the host cannot."""
+    """Make a cell in the host. Raises ``SandboxDied`` when the host cannot, ``SandboxBusy`` when we cannot."""
     try:
         group = None if host.groups is None else host.groups.make()
         try:
@@ -71,6 +71,7 @@ async def open_cell(host: Host, spec: SandboxSpec) -> Connection:
         if spec.egress:
             await serve_proxy(connection, received, AllowList(spec.egress))
     except OSError as error:
+        check_own_descriptors(error)
         raise SandboxDied(f"no cell could be made: {error or 'the supervisor did not answer in time'}") from error
     return connection
 
@@ -220,7 +221,11 @@ class Cell:
 
     def _oom_kills(self) -> int:
         """Since the last request. Raises ``SandboxDied`` when it was not the cell's own memory that was short."""
-        return 0 if self._connection.group is None else self._connection.group.new_oom_kills()
+        try:
+            return 0 if self._connection.group is None else self._connection.group.new_oom_kills()
+        except OSError as error:
+            check_own_descriptors(error)
+            raise SandboxDied(f"the cell's control group cannot be read: {error}") from error
 
 
 def _check_path(path: str) -> None:

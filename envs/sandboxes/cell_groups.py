@@ -90,8 +90,9 @@ class CellGroup:
 
     def retire(self) -> None:
         """The cell is ending: remove the group as soon as its last process is gone."""
-        self._count()  # for whoever asks after that
         self._host.retired.append(self)
+        with contextlib.suppress(OSError):  # no descriptor left: whoever asks after that is told
+            self._count()
 
     def _count(self) -> None:
         if self._memory is None:

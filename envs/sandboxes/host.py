@@ -117,5 +117,5 @@ def check_own_descriptors(error: Exception) -> None:
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         raise SandboxBusy(
             f"this process cannot open another connection to its sandboxes: {error.strerror}; "
-            "raise the limit (ulimit -n), each cell takes one descriptor"
+            "each cell takes one descriptor, with egress more; raise the hard limit (ulimit -Hn) or hold fewer cells"
         ) from error

@@ -57,6 +57,18 @@ def test_a_limit_that_was_hit_is_named() -> None:
     assert ending(dataclasses.replace(OK, exit_code=4), 1.0) == ("error", "SystemExit: 4")
 
 
+def test_processes_that_memory_cost_are_named_where_the_command_went_on() -> None:
+    survived = dataclasses.replace(OK, stdout=b"137\n", oom_kills=2)
+
+    assert observations.execution("make -j", survived, 5.0).splitlines() == [
+        "$ make -j",
+        "137",
+        "[2 processes were killed: all of the sandbox's memory was used]",
+    ]
+    killed = dataclasses.replace(OK, exit_code=None, signal=9, killed_by="memory", oom_kills=1)
+    assert observations.execution("x", killed, 5.0) == "$ x\n[MemoryError]"
+
+
 def test_a_failed_case_shows_input_expectation_and_result() -> None:
     run = CasesRun((WRONG, CaseOutcome("visible 2", "passed")), (OK,), printed="debug\n")
 
