@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from palaestra.envs.errors import SandboxDied, SandboxUnavailable
-from palaestra.envs.sandboxes.backends import ENVIRONMENT_VARIABLE, BackendName, candidates, open_pool
+from palaestra.envs.sandboxes.backends import (
+    ENVIRONMENT_VARIABLE,
+    BackendName,
+    allow_many_descriptors,
+    candidates,
+    open_pool,
+)
 from palaestra.envs.sandboxes.cgroups import Delegation, find_delegation
 from palaestra.envs.sandboxes.doctor.limits import SPEC, measure_limits
 from palaestra.envs.sandboxes.doctor.machine import examine_machine
@@ -18,6 +24,7 @@ _BACKENDS: tuple[BackendName, ...] = ("podman", "bubblewrap")
 
 async def diagnose() -> Report:
     """Try everything; takes some seconds, most of them CPU seconds that a limit is tried with."""
+    allow_many_descriptors()
     delegation = await asyncio.to_thread(find_delegation)
     machine = examine_machine(delegation)
     backends = tuple([await _examine(name, delegation) for name in _BACKENDS])

@@ -155,13 +155,14 @@ def _runtime_folder(environ: Mapping[str, str]) -> Check:
 
 
 def _open_files(limits: tuple[int, int]) -> Check:
-    """The owner holds one connection a cell."""
+    """The owner holds one connection a cell, and has raised its soft limit as far as it may."""
     soft, hard = limits
     seen = f"{soft} (at most {hard})"
     if soft == resource.RLIM_INFINITY or soft >= _MANY + 500:
         return Check("open files of this process", "getrlimit", seen, "ok")
     advice = (
-        f"Each cell takes one: for {_MANY} cells run `ulimit -n {_MANY * 4}` first (root may raise the hard limit)."
+        f"Each cell takes one. For {_MANY} cells raise the hard limit to {_MANY * 4}: `* hard nofile {_MANY * 4}` in "
+        "/etc/security/limits.conf, LimitNOFILE= of a systemd service, or docker run --ulimit nofile=…"
     )
     return Check("open files of this process", "getrlimit", f"{seen}: {max(soft - 100, 0)} cells", "warning", advice)
 
@@ -193,5 +194,6 @@ def _control_groups(delegation: Delegation) -> Check:
     seen = f"{version}; ours to use: {', '.join(sorted(delegation.controllers)) or 'nothing'}"
     if delegation.problem is None:
         return Check("control groups", tried, seen, "ok")
-    advice = f"{MAKE_PODMAN}. {delegation.advice} What was seen: {delegation.problem}"
+    first = "" if delegation.version == 2 else f"{MAKE_PODMAN}. "  # on version 2 it takes more than a folder
+    advice = f"{first}{delegation.advice} What was seen: {delegation.problem}"
     return Check("control groups", tried, seen, "warning", advice)

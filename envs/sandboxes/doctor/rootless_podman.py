@@ -93,7 +93,7 @@ def containers_conf(root: Path, home: Path) -> dict[str, Any]:
 
 def _version(version: str) -> Check:
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-    advice = "Palaestra is tested with 4.3.1 and 5.4.2; where this one fails, use a newer one, or bubblewrap."
+    advice = "Use 4.3 or newer, or bubblewrap: before 4.0.3 containers have inheritable capabilities, and are refused."
     old = numbers < _OLDEST
     return Check("Podman", "podman info", version, "warning" if old else "ok", advice if old else "")
 
@@ -181,6 +181,8 @@ def _storage(store: Info) -> Check:
 def _disk(store: Info) -> Check:
     root, gib = str(store.get("graphRoot", "?")), 1 << 30
     total, used = int(store.get("graphRootAllocated") or 0), int(store.get("graphRootUsed") or 0)
+    if not total:  # Podman before 4.0 does not say
+        return Check("disk for images", "podman info", f"at {root}", "note")
     seen = f"{(total - used) / gib:.1f} of {total / gib:.1f} GiB free at {root}"
     if total - used >= 2 * gib:
         return Check("disk for images", "podman info", seen, "ok")

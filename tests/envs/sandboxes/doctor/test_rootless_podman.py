@@ -70,6 +70,11 @@ def test_a_full_disk_and_few_locks_are_flagged(info: dict[str, Any]) -> None:
     assert (checks["locks"].status, "12 " in checks["locks"].seen) == ("warning", True)
 
 
+def test_a_podman_that_does_not_tell_of_its_disk_is_not_taken_for_one_without(info: dict[str, Any]) -> None:
+    del info["store"]["graphRootAllocated"], info["store"]["graphRootUsed"]
+    assert judge(info)["disk for images"].status == "note"
+
+
 @pytest.mark.parametrize(("version", "status"), [("3.4.4", "warning"), ("4.2.0", "warning"), ("10.0.1", "ok")])
 def test_an_old_podman_is_flagged(info: dict[str, Any], version: str, status: str) -> None:
     info["version"]["Version"] = version
