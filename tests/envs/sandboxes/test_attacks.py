@@ -220,8 +220,9 @@ _LIMITS = {
     ),
     "its place in a shortage of memory": Attack(
         # The one promise that cannot be kept: a program may take back that it goes first. See docs/sandboxes.md.
-        "f = open('/proc/self/oom_score_adj', 'w')\nf.write('-1000')\nprint(outcome(f.flush))",
-        "EACCES",
+        "path = '/proc/self/oom_score_adj'\ndef set_to(value): open(path, 'w', buffering=1).write(f'{value}\\n')\n"
+        "print(open(path).read().strip(), outcome(set_to, 0), outcome(set_to, -1000))",
+        "1000 OK EACCES",
     ),
 }
 _DISK = {
