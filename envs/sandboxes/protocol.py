@@ -121,13 +121,15 @@ class ExecResult:
     result_truncated: bool
     wall_s: float
     cpu_s: float
+    """Of all its processes, those that had no parent left included."""
     peak_memory_mib: float
+    """Largest resident set of any one of its processes; the start-up of each takes about 10 MiB."""
     timed_out: bool
     killed_by: KilledBy | None
     """Why it did not end by itself: deadline, output flood, the cell itself broke, or ``"memory"``: the kernel killed
     it, or the last command of its shell (which then says 137), because the memory of the whole cell was used up."""
     orphans_killed: int
-    """Processes that were still alive after the command had ended."""
+    """Processes that were still alive when the command had ended, or was ended."""
     oom_kills: int = 0
     """Processes that the kernel killed because the memory of the whole cell was used up. Where some were and
     ``killed_by`` is None, the command went on without them. Always 0 where no control group is delegated to us."""
@@ -166,9 +168,13 @@ class Argv:
 class Shell:
     """A command line for ``/bin/sh``; in a session, for bash where the cell has it.
 
-    Commands of one ``session`` go on where the one before ended: working directory, variables, functions and shell
-    options, kept by name for as long as the cell lives. Processes are not kept. A command that is killed (deadline,
-    limits, ``kill -9 $$``) leaves the session as it was before.
+    Commands of one ``session`` go on where the one before ended: working directory, variables, functions, aliases,
+    shell options and umask, kept by name for as long as the cell lives. Without bash, ``/bin/sh`` keeps working
+    directory and exported variables. Processes, traps and open files are not kept. A command that is killed (deadline,
+    limits, ``kill -9 $$``), or whose shell is replaced (``exec``), leaves the session as it was before.
+
+    A name has 1 to 64 characters, and a cell keeps 16 sessions, else ``UsageError``. One whose state would exceed
+    1 MiB stays as it was, and the command's stderr says so.
     """
 
     command: str
@@ -218,9 +224,9 @@ class Sandbox(Protocol):
     ) -> ExecResult:
         """Run one command to its end, then kill whatever it left behind.
 
-        ``timeout_s`` is at most a day (86,400), else ``UsageError``. ``result_kib`` > 0 opens file descriptor 3 for
-        writing and returns up to that much of what it carried. The host keeps a deadline of its own behind the
-        supervisor's.
+        ``timeout_s`` is at most a day (86,400), else ``UsageError``. ``stdin`` may be of any size: it is passed on as
+        the command reads it. ``result_kib`` > 0 opens file descriptor 3 for writing and returns up to that much of
+        what it carried. The host keeps a deadline of its own behind the supervisor's.
         """
 
     async def write(self, files: Mapping[str, bytes]) -> None:

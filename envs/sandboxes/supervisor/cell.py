@@ -24,6 +24,7 @@ _HOSTNAME = "cell"
 _USER_ID = 1000
 _OOM_SCORE = 500
 """When memory is short all of a cell goes before anything of the machine, and its programs (1000) before its init."""
+_TERMINALS = "newinstance,ptmxmode=666,mode=600,max=16"
 _USER_LIMITS = {"inotify_instances": 32, "inotify_watches": 8192, "fanotify_groups": 0, "fanotify_marks": 0}
 _USER_LIMITS.update((f"{kind}_namespaces", 0) for kind in ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"))
 """Of /proc/sys/user/max_*: what a cell takes of these counts for the user who owns its host, whose own limit it could
@@ -118,6 +119,8 @@ def _become_init(opening: Header, hidden: str, filter_program: bytes) -> socket.
     for folder in (hidden, "/dev/mqueue"):  # the supervisor's socket; queues that all cells of a host would share
         if os.path.isdir(folder):
             kernel.mount("tmpfs", folder, "tmpfs", flags | kernel.MS_RDONLY, "size=4k,nr_inodes=1,mode=000")
+    if os.path.isdir("/dev/pts"):  # else a terminal of one cell could be opened in every other that shares its user id
+        kernel.mount("devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, _TERMINALS)
     kernel.mount("proc", "/proc", "proc", flags | kernel.MS_NOEXEC, "hidepid=2")
     kernel.set_oom_score(_OOM_SCORE)
     for name, most in _USER_LIMITS.items():

@@ -12,6 +12,7 @@ import time
 from typing import Any, NoReturn
 
 from palaestra.envs.sandboxes.supervisor import kernel, program, session
+from palaestra.envs.sandboxes.supervisor.capture import Capture, Prefix
 from palaestra.envs.sandboxes.supervisor.frames import Header
 
 FLOOD_BYTES = 64 << 20
@@ -25,43 +26,6 @@ _HANGUP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0x2000)
 
 class OwnerGone(Exception):
     """The connection of the cell closed while a command ran."""
-
-
-class Capture:
-    """The first and the last half of a stream, and how much lay between."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.half = max(limit_bytes // 2, 1)
-        self.head, self.tail = bytearray(), bytearray()
-        self.total = 0
-
-    def add(self, data: bytes) -> None:
-        self.total += len(data)
-        room = self.half - len(self.head)
-        if room > 0:
-            self.head += data[:room]
-            data = data[room:]
-        if data:
-            self.tail += data
-            if len(self.tail) > 4 * self.half + _PIPE_CHUNK:
-                del self.tail[: -self.half]
-
-    def finish(self) -> tuple[bytes, int]:
-        """What is kept, and the number of bytes that are missing in its middle."""
-        del self.tail[: -self.half]
-        kept = bytes(self.head + self.tail)
-        return kept, self.total - len(kept)
-
-
-class Prefix:
-    """The first ``limit_bytes`` of a stream."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit, self.data, self.total = limit_bytes, bytearray(), 0
-
-    def add(self, data: bytes) -> None:
-        self.total += len(data)
-        self.data += data[: max(self.limit - len(self.data), 0)]
 
 
 class Usage:

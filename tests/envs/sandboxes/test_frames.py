@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
 import socket
 import struct
 
@@ -73,6 +75,42 @@ def test_a_connection_that_ends_before_its_first_frame_has_none() -> None:
         assert receive_first(there, 3) == (None, [])
 
 
+@given(st.binary(max_size=200), st.integers(0, 60), st.binary(max_size=8))
+def test_any_bytes_are_a_frame_or_a_malformed_one(data: bytes, at: int, change: bytes) -> None:
+    intact = encode({"op": "run", "paths": ["a"]}, [b"blob", b""])
+    for frame in (data, intact[:at] + change + intact[at + len(change) :], MAGIC + data):
+        if len(frame) < PREFIX.size:
+            continue
+        try:
+            text, payload = decode_prefix(frame[: PREFIX.size])
+            body = frame[PREFIX.size :][: text + payload]
+            header, blobs = decode_body(body[:text], body[text:])
+        except MalformedFrame:
+            continue
+        assert isinstance(header, dict)
+        assert all(isinstance(blob, bytes) for blob in blobs)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=6), st.booleans())
+def test_whatever_a_supervisor_sends_the_owner_gets_a_reply_or_a_sandbox_that_died(
+    pieces: list[bytes], begins_well: bool
+) -> None:
+    async def receive() -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            _, connection = await asyncio.get_running_loop().create_connection(Connection, sock=ours)
+            request = asyncio.create_task(connection.request({}, timeout_s=20))
+            await asyncio.sleep(0)
+            theirs.sendall((MAGIC if begins_well else b"") + b"".join(pieces))
+            theirs.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(SandboxDied):
+                header, _ = await request
+                assert isinstance(header, dict)
+            connection.close()
+
+    asyncio.run(receive())
+
+
 _NONSENSE = {
     "garbage": b"\xff" * 4096,
     "half a prefix": MAGIC,
@@ -114,6 +152,26 @@ async def test_a_malformed_request_ends_its_own_cell_only(
     with pytest.raises(SandboxDied):
         await connection.request(request_header, timeout_s=10)
     assert (await sandbox.run(Shell("echo alive"), timeout_s=5)).stdout == b"alive\n"
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("seed", range(4))
+async def test_changed_frames_end_their_own_connection_at_most(pool: Pool, sandbox: Sandbox, seed: int) -> None:
+    changes = random.Random(seed)
+    frames = [encode(opening(pool.spec)), encode({"op": "ping"}), encode({"op": "read", "path": "a", "max_bytes": 9})]
+    for _ in range(10):
+        frame = bytearray(b"".join(changes.sample(frames, 2)))
+        for _ in range(changes.randint(1, 4)):
+            frame[changes.randrange(len(frame))] = changes.randrange(256)
+        reader, writer = await asyncio.open_unix_connection(str(pool.hosts[0].socket))
+        writer.write(frame)
+        writer.write_eof()
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionResetError):
+                await reader.read()
+        writer.close()
+    assert await pool.hosts[0].healthy()
+    assert (await sandbox.run(Shell("echo alive"), timeout_s=20)).stdout == b"alive\n"
 
 
 @pytest.mark.asyncio(loop_scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import struct
 import zipfile
 from importlib import resources
 
@@ -48,6 +49,56 @@ def test_the_filter_refuses_by_the_numbers_of_its_own_architecture(machine: str)
     other = seccomp.build("aarch64" if machine == "x86_64" else "x86_64")
     assert program != other
     assert {"unshare", "mount", "ptrace", "bpf", "keyctl", "io_uring_setup"} <= set(seccomp.denied_names())
+
+
+def decide(program: bytes, architecture: int, number: int, *arguments: int) -> int:
+    """What the kernel would return for a call: the few instructions of classic BPF that the filter is made of."""
+    data = struct.pack("<IIQ6Q", number, architecture, 0, *(list(arguments) + [0] * 6)[:6])
+    code = list(struct.iter_unpack("HBBI", program))
+    at = accumulator = 0
+    while True:
+        kind, if_true, if_false, value = code[at]
+        at += 1
+        match kind:
+            case 0x20:
+                (accumulator,) = struct.unpack_from("<I", data, value)
+            case 0x06:
+                return value
+            case 0x15 | 0x35 | 0x45:
+                holds = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[kind]
+                at += if_true if holds else if_false
+            case _:
+                raise AssertionError(f"unknown instruction {kind:#x}")
+
+
+ALLOWED, REFUSED, UNKNOWN, NO_FAMILY, KILLED = 0x7FFF0000, 0x50001, 0x50026, 0x50061, 0x80000000
+
+
+@pytest.mark.parametrize(
+    ("machine", "architecture", "calls"),
+    [
+        ("x86_64", 0xC000003E, {"prlimit64": 302, "setpriority": 141, "clone": 56, "clone3": 435, "socket": 41}),
+        ("aarch64", 0xC00000B7, {"prlimit64": 261, "setpriority": 140, "clone": 220, "clone3": 435, "socket": 198}),
+    ],
+)
+def test_the_filter_decides_by_number_and_argument(machine: str, architecture: int, calls: dict[str, int]) -> None:
+    program = seccomp.build(machine)
+
+    def verdict(name: str, *arguments: int) -> int:
+        return decide(program, architecture, calls[name], *arguments)
+
+    column = ["x86_64", "aarch64"].index(machine)
+    refused = {numbers[column] for numbers in seccomp._DENIED.values()} - {None}
+    special = {numbers[column] for numbers, _ in seccomp._DENIED_FOR.values()} | {calls["clone3"], calls["socket"]}
+    plain = [number for number in range(460) if number not in special]
+    assert {number for number in plain if decide(program, architecture, number) == REFUSED} == refused
+    assert {decide(program, architecture, number) for number in plain} == {ALLOWED, REFUSED}
+    assert (verdict("prlimit64", 0), verdict("prlimit64", 1), verdict("prlimit64", 7)) == (ALLOWED, REFUSED, ALLOWED)
+    assert verdict("prlimit64", 1 << 32 | 1) == REFUSED
+    assert [verdict("setpriority", *which) for which in ((0, 0), (0, 1), (2, 0))] == [ALLOWED, REFUSED, REFUSED]
+    assert (verdict("clone", 17), verdict("clone", 0x10000011), verdict("clone3")) == (ALLOWED, REFUSED, UNKNOWN)
+    assert (verdict("socket", 1), verdict("socket", 40), verdict("socket", 17)) == (ALLOWED, NO_FAMILY, NO_FAMILY)
+    assert decide(program, 0x40000003, 1) == KILLED
 
 
 def test_a_machine_without_a_table_is_named() -> None:
