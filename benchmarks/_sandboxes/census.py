@@ -16,9 +16,9 @@ from palaestra.envs.sandboxes.bubblewrap import BubblewrapHost
 from palaestra.envs.sandboxes.cgroups import PREFIX, find_delegation
 from palaestra.envs.sandboxes.host import Host
 from palaestra.envs.sandboxes.leases import base_folder, is_abandoned
-from palaestra.envs.sandboxes.podman import PodmanHost
-from palaestra.envs.sandboxes.podman_container import LABEL
-from palaestra.envs.sandboxes.podman_service import environment
+from palaestra.envs.sandboxes.podman.backend import PodmanHost
+from palaestra.envs.sandboxes.podman.container import LABEL
+from palaestra.envs.sandboxes.podman.service import environment
 
 Process = tuple[int, int]
 """A process id and when it started, so that a reused id is another process."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from _sandboxes.rates import per_s
 from _sandboxes.run import CORES, LINE, Figures, Run, percentile, ratio, run_line, timed
 from palaestra.envs.sandboxes import Sandbox, open_pool
-from palaestra.envs.sandboxes.podman import PodmanHost
-from palaestra.envs.sandboxes.podman_service import environment
+from palaestra.envs.sandboxes.podman.backend import PodmanHost
+from palaestra.envs.sandboxes.podman.service import environment
 
 _DEADLINE_S = 300
 _AT_ONCE = 8

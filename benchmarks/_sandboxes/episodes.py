@@ -21,8 +21,8 @@ from palaestra.envs.errors import CellFull, InfrastructureError
 from palaestra.envs.sandboxes import Argv, Python, Sandbox, Shell, open_pool
 from palaestra.envs.sandboxes.bubblewrap import BubblewrapHost
 from palaestra.envs.sandboxes.host import Host
-from palaestra.envs.sandboxes.podman import PodmanHost
-from palaestra.envs.sandboxes.podman_service import environment
+from palaestra.envs.sandboxes.podman.backend import PodmanHost
+from palaestra.envs.sandboxes.podman.service import environment
 from palaestra.envs.sandboxes.pool import Pool
 
 EPISODES = 10_000

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from palaestra.envs.errors import ImageUnavailable, SandboxUnavailable, UsageError
 from palaestra.envs.sandboxes.bubblewrap import BubblewrapBackend
 from palaestra.envs.sandboxes.host import Backend
-from palaestra.envs.sandboxes.podman import PodmanBackend
+from palaestra.envs.sandboxes.podman.backend import PodmanBackend
 from palaestra.envs.sandboxes.pool import Pool
 from palaestra.envs.sandboxes.protocol import SandboxSpec
 

@@ -23,7 +23,7 @@ from typing import Literal, Protocol, Self, get_args
 
 from palaestra.envs.errors import UsageError
 from palaestra.envs.sandboxes.egress.allow_list import parse_target
-from palaestra.envs.sandboxes.image_names import full_image_name
+from palaestra.envs.sandboxes.images.names import full_image_name
 
 KilledBy = Literal["deadline", "output", "memory", "cell"]
 PullPolicy = Literal["missing", "always", "newer", "never"]

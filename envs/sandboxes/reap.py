@@ -20,8 +20,8 @@ from typing import Any
 from palaestra.envs.sandboxes import leases
 from palaestra.envs.sandboxes.cell_groups import remove_abandoned_groups
 from palaestra.envs.sandboxes.cgroups import find_delegation
-from palaestra.envs.sandboxes.podman_container import LABEL
-from palaestra.envs.sandboxes.podman_service import SERVICE_KIND, PodmanService
+from palaestra.envs.sandboxes.podman.container import LABEL
+from palaestra.envs.sandboxes.podman.service import SERVICE_KIND, PodmanService
 from palaestra.envs.sandboxes.processes import send, users_of
 
 _REMOVE_S = 15.0

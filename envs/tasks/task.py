@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from palaestra.envs.sandboxes.egress.allow_list import parse_target
-from palaestra.envs.sandboxes.image_names import full_image_name
+from palaestra.envs.sandboxes.images.names import full_image_name
 
 MAX_STEP_S = 86_400
 """The longest deadline of one execution: a day. Far longer ones are more than timers of the system can hold."""

@@ -7,7 +7,7 @@ import asyncio
 from rich.console import Console
 
 from palaestra.envs.errors import SandboxUnavailable
-from palaestra.envs.sandboxes.podman_service import PodmanService
+from palaestra.envs.sandboxes.podman.service import PodmanService
 from palaestra.envs.sandboxes.reap import Reaped, reap
 
 

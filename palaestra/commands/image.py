@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from palaestra.envs.errors import ImageUnavailable, UsageError
-from palaestra.envs.sandboxes.image import host_image
-from palaestra.envs.sandboxes.image_build import build_image
-from palaestra.envs.sandboxes.image_names import full_image_name, is_local
-from palaestra.envs.sandboxes.image_records import ImageRecords
-from palaestra.envs.sandboxes.image_store import known_images, remove_image
-from palaestra.envs.sandboxes.images import build_default, claimed
-from palaestra.envs.sandboxes.podman_service import PodmanService
+from palaestra.envs.sandboxes.images.build import build_image
+from palaestra.envs.sandboxes.images.host_image import host_image
+from palaestra.envs.sandboxes.images.names import full_image_name, is_local
+from palaestra.envs.sandboxes.images.records import ImageRecords
+from palaestra.envs.sandboxes.images.resolve import build_default, claimed
+from palaestra.envs.sandboxes.images.store import known_images, remove_image
+from palaestra.envs.sandboxes.podman.service import PodmanService
 
 _MIB = 1 << 20
 _SHOWN_OF_A_DIGEST = 19
@@ -67,7 +67,7 @@ def build_containerfile(
     with tempfile.TemporaryDirectory(prefix="palaestra-build-") as folder:
         if file is None:
             source = Path(folder, "Containerfile")
-            source.write_text(resources.files("palaestra.envs.sandboxes").joinpath("Containerfile").read_text())
+            source.write_text(resources.files("palaestra.envs.sandboxes.images").joinpath("Containerfile").read_text())
         else:
             source = file.absolute()
         _with_service(build)

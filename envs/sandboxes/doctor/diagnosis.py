@@ -17,7 +17,7 @@ from palaestra.envs.sandboxes.doctor.limits import SPEC, measure_limits
 from palaestra.envs.sandboxes.doctor.machine import examine_machine
 from palaestra.envs.sandboxes.doctor.report import BackendReport, Check, Report
 from palaestra.envs.sandboxes.doctor.rootless_podman import examine_podman
-from palaestra.envs.sandboxes.podman_service import PodmanService
+from palaestra.envs.sandboxes.podman.service import PodmanService
 
 _BACKENDS: tuple[BackendName, ...] = ("podman", "bubblewrap")
 

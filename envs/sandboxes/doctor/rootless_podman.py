@@ -14,8 +14,8 @@ from typing import Any
 
 from palaestra.envs.sandboxes.doctor.machine import MAKE_PODMAN, read, setting
 from palaestra.envs.sandboxes.doctor.report import Check
-from palaestra.envs.sandboxes.podman import FIRST_CELL_ID
-from palaestra.envs.sandboxes.podman_service import PodmanService
+from palaestra.envs.sandboxes.podman.backend import FIRST_CELL_ID
+from palaestra.envs.sandboxes.podman.service import PodmanService
 from palaestra.envs.sandboxes.supervisor.main import CELL_IDS
 
 Info = Mapping[str, Any]

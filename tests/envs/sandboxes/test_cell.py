@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from palaestra.envs.errors import SandboxDied
-from palaestra.envs.sandboxes import BackendName, Python, Sandbox, SandboxSpec, Shell, bubblewrap, cell, podman
+from palaestra.envs.sandboxes import BackendName, Python, Sandbox, SandboxSpec, Shell, bubblewrap, cell
 from palaestra.envs.sandboxes.backends import open_pool
 from palaestra.envs.sandboxes.bundle import supervisor_zip
 from palaestra.envs.sandboxes.cell import Cell, open_cell
+from palaestra.envs.sandboxes.podman import backend as podman
 from palaestra.envs.sandboxes.supervisor.frames import PREFIX, decode_prefix, encode
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

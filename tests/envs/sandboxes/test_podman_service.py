@@ -18,11 +18,12 @@ import pytest
 import pytest_asyncio
 
 from palaestra.envs.errors import SandboxBusy, SandboxUnavailable
-from palaestra.envs.sandboxes import BackendName, Python, Shell, open_pool, podman_service
+from palaestra.envs.sandboxes import BackendName, Python, Shell, open_pool
 from palaestra.envs.sandboxes.host import HOST_STARTS
-from palaestra.envs.sandboxes.podman import PodmanBackend
-from palaestra.envs.sandboxes.podman_cli import PodmanFailed, run_podman
-from palaestra.envs.sandboxes.podman_service import PodmanService
+from palaestra.envs.sandboxes.podman import service as podman_service
+from palaestra.envs.sandboxes.podman.backend import PodmanBackend
+from palaestra.envs.sandboxes.podman.command import PodmanFailed, run_podman
+from palaestra.envs.sandboxes.podman.service import PodmanService
 from palaestra.envs.sandboxes.pool import Pool
 from palaestra.envs.sandboxes.protocol import SandboxSpec
 

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from palaestra.envs.errors import SandboxBusy, SandboxDied
-from palaestra.envs.sandboxes import BackendName, Python, Shell, bubblewrap, open_pool, podman
+from palaestra.envs.sandboxes import BackendName, Python, Shell, bubblewrap, open_pool
 from palaestra.envs.sandboxes import host as host_module
 from palaestra.envs.sandboxes.bundle import supervisor_zip
 from palaestra.envs.sandboxes.cell import open_cell
 from palaestra.envs.sandboxes.connection import Connection
+from palaestra.envs.sandboxes.podman import backend as podman
 from palaestra.envs.sandboxes.pool import Pool
 from palaestra.envs.sandboxes.supervisor.frames import encode
 

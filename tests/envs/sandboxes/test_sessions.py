@@ -8,9 +8,10 @@ import zipfile
 import pytest
 
 from palaestra.envs.errors import UsageError
-from palaestra.envs.sandboxes import Argv, BackendName, ExecResult, Sandbox, SandboxSpec, Shell, bubblewrap, podman
+from palaestra.envs.sandboxes import Argv, BackendName, ExecResult, Sandbox, SandboxSpec, Shell, bubblewrap
 from palaestra.envs.sandboxes.backends import open_pool
 from palaestra.envs.sandboxes.bundle import supervisor_zip
+from palaestra.envs.sandboxes.podman import backend as podman
 from palaestra.envs.sandboxes.supervisor.session import MAX_SESSIONS, MAX_STATE_BYTES
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

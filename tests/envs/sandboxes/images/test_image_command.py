@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from palaestra.cli import app
 from palaestra.envs.sandboxes import BackendName
-from palaestra.envs.sandboxes.image import host_image
+from palaestra.envs.sandboxes.images.host_image import host_image
 
 BUILT = f"localhost/palaestra-test-built:{os.getpid()}"
 

@@ -12,13 +12,13 @@ import pytest
 import pytest_asyncio
 
 from palaestra.envs.sandboxes import BackendName
-from palaestra.envs.sandboxes.claims import Claim, scratch_folder, unclaimed
-from palaestra.envs.sandboxes.image import PYTHON_LABEL, REPOSITORY
-from palaestra.envs.sandboxes.image_records import ImageRecords
-from palaestra.envs.sandboxes.image_store import keep_within_budget, known_images, remove_older_defaults
-from palaestra.envs.sandboxes.images import named_image
-from palaestra.envs.sandboxes.oci_archive import write_archive
-from palaestra.envs.sandboxes.podman_service import PodmanService
+from palaestra.envs.sandboxes.images.claims import Claim, scratch_folder, unclaimed
+from palaestra.envs.sandboxes.images.host_image import PYTHON_LABEL, REPOSITORY
+from palaestra.envs.sandboxes.images.oci_archive import write_archive
+from palaestra.envs.sandboxes.images.records import ImageRecords
+from palaestra.envs.sandboxes.images.resolve import named_image
+from palaestra.envs.sandboxes.images.store import keep_within_budget, known_images, remove_older_defaults
+from palaestra.envs.sandboxes.podman.service import PodmanService
 
 MIB = bytes(1 << 20)
 

@@ -15,11 +15,11 @@ import pytest
 
 from palaestra.envs.errors import SandboxUnavailable
 from palaestra.envs.sandboxes import BackendName, Python, SandboxSpec, open_pool
-from palaestra.envs.sandboxes.images import default_image
+from palaestra.envs.sandboxes.images.resolve import default_image
 from palaestra.envs.sandboxes.leases import Lease
-from palaestra.envs.sandboxes.podman import PodmanHost
-from palaestra.envs.sandboxes.podman_container import Wanted, differences, status_differences
-from palaestra.envs.sandboxes.podman_service import PodmanService
+from palaestra.envs.sandboxes.podman.backend import PodmanHost
+from palaestra.envs.sandboxes.podman.container import Wanted, differences, status_differences
+from palaestra.envs.sandboxes.podman.service import PodmanService
 
 VERSIONS = {
     version: json.loads(Path(__file__).with_name(f"inspected-{version}.json").read_text())

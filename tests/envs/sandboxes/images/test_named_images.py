@@ -14,8 +14,8 @@ import pytest
 from palaestra.envs.errors import SandboxUnavailable, UsageError
 from palaestra.envs.sandboxes import Argv, BackendName, Python, SandboxSpec, Shell, open_pool
 from palaestra.envs.sandboxes.backends import candidates
-from palaestra.envs.sandboxes.image import host_image
-from palaestra.envs.sandboxes.image_names import full_image_name
+from palaestra.envs.sandboxes.images.host_image import host_image
+from palaestra.envs.sandboxes.images.names import full_image_name
 from palaestra.envs.sandboxes.supervisor.interpreter import program_environment
 
 Push = Callable[..., str]

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from palaestra.envs.errors import SandboxUnavailable
-from palaestra.envs.sandboxes import own_python
-from palaestra.envs.sandboxes.claims import Claim
-from palaestra.envs.sandboxes.elf import loader_of, relocated
-from palaestra.envs.sandboxes.image import python_files
+from palaestra.envs.sandboxes.images import own_python
+from palaestra.envs.sandboxes.images.claims import Claim
+from palaestra.envs.sandboxes.images.elf import loader_of, relocated
+from palaestra.envs.sandboxes.images.host_image import python_files
 
 
 @pytest.fixture

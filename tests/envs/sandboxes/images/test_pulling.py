@@ -15,9 +15,9 @@ import pytest_asyncio
 
 from palaestra.envs.errors import ImageUnavailable, UsageError
 from palaestra.envs.sandboxes import SandboxSpec, Shell, open_pool
-from palaestra.envs.sandboxes.image_pull import pull_cure
-from palaestra.envs.sandboxes.images import named_image
-from palaestra.envs.sandboxes.podman_service import PodmanService
+from palaestra.envs.sandboxes.images.pull import pull_cure
+from palaestra.envs.sandboxes.images.resolve import named_image
+from palaestra.envs.sandboxes.podman.service import PodmanService
 
 
 @pytest_asyncio.fixture

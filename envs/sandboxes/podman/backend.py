@@ -20,11 +20,11 @@ from palaestra.envs.sandboxes.bundle import supervisor_zip
 from palaestra.envs.sandboxes.cell_groups import HostGroups, open_groups
 from palaestra.envs.sandboxes.connection import Connection
 from palaestra.envs.sandboxes.host import answers, connect_lifeline
-from palaestra.envs.sandboxes.images import Image, default_image, named_image
+from palaestra.envs.sandboxes.images.own_python import OwnPython, own_python
+from palaestra.envs.sandboxes.images.resolve import Image, default_image, named_image
 from palaestra.envs.sandboxes.leases import Lease
-from palaestra.envs.sandboxes.own_python import OwnPython, own_python
-from palaestra.envs.sandboxes.podman_container import CONTROL, Wanted, differences, status_differences
-from palaestra.envs.sandboxes.podman_service import PodmanService
+from palaestra.envs.sandboxes.podman.container import CONTROL, Wanted, differences, status_differences
+from palaestra.envs.sandboxes.podman.service import PodmanService
 from palaestra.envs.sandboxes.protocol import SandboxSpec
 from palaestra.envs.sandboxes.reap import reap, remove_container
 from palaestra.envs.sandboxes.supervisor.interpreter import OWN_PREFIX

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from palaestra.envs.sandboxes.claims import alone, cache_folder
+from palaestra.envs.sandboxes.images.claims import alone, cache_folder
 
 _log = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.envs.errors import ImageUnavailable, UsageError
-from palaestra.envs.sandboxes.claims import Claim
-from palaestra.envs.sandboxes.image import PYTHON_LABEL, REPOSITORY, HostImage, host_image
-from palaestra.envs.sandboxes.image_names import full_image_name, is_local
-from palaestra.envs.sandboxes.image_pull import pull
-from palaestra.envs.sandboxes.image_records import ImageRecords
-from palaestra.envs.sandboxes.image_store import claim_name, keep_within_budget, remove_older_defaults
-from palaestra.envs.sandboxes.oci_archive import host_architecture
-from palaestra.envs.sandboxes.podman_service import PodmanService
+from palaestra.envs.sandboxes.images.claims import Claim
+from palaestra.envs.sandboxes.images.host_image import PYTHON_LABEL, REPOSITORY, HostImage, host_image
+from palaestra.envs.sandboxes.images.names import full_image_name, is_local
+from palaestra.envs.sandboxes.images.oci_archive import host_architecture
+from palaestra.envs.sandboxes.images.pull import pull
+from palaestra.envs.sandboxes.images.records import ImageRecords
+from palaestra.envs.sandboxes.images.store import claim_name, keep_within_budget, remove_older_defaults
+from palaestra.envs.sandboxes.podman.service import PodmanService
 from palaestra.envs.sandboxes.protocol import PullPolicy
 from palaestra.envs.sandboxes.supervisor.interpreter import OWN_INTERPRETER
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from palaestra.envs.errors import ImageUnavailable, UsageError
-from palaestra.envs.sandboxes.podman_cli import PodmanFailed, run_podman
+from palaestra.envs.sandboxes.podman.command import PodmanFailed, run_podman
 
 TIMEOUT_VARIABLE = "PALAESTRA_PULL_TIMEOUT_S"
 _DEFAULT_TIMEOUT_S = 900.0

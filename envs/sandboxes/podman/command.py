@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable
 
 from palaestra.envs.errors import SandboxUnavailable
-from palaestra.envs.sandboxes.claims import scratch_folder
-from palaestra.envs.sandboxes.podman_service import cure, environment
+from palaestra.envs.sandboxes.images.claims import scratch_folder
+from palaestra.envs.sandboxes.podman.service import cure, environment
 
 _LINES_KEPT = 20
 _LINE_BYTES = 4096

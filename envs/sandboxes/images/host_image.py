@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palaestra.envs.errors import SandboxUnavailable
-from palaestra.envs.sandboxes.oci_archive import write_archive
+from palaestra.envs.sandboxes.images.oci_archive import write_archive
 
 REPOSITORY = "localhost/palaestra-host-python"
 PYTHON_LABEL = "palaestra.python"

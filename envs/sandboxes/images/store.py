@@ -13,11 +13,11 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from palaestra.envs.sandboxes.claims import unclaimed
-from palaestra.envs.sandboxes.image import PYTHON_LABEL, REPOSITORY
-from palaestra.envs.sandboxes.image_pull import setting
-from palaestra.envs.sandboxes.image_records import ImageRecord, ImageRecords, Origin
-from palaestra.envs.sandboxes.podman_service import PodmanService
+from palaestra.envs.sandboxes.images.claims import unclaimed
+from palaestra.envs.sandboxes.images.host_image import PYTHON_LABEL, REPOSITORY
+from palaestra.envs.sandboxes.images.pull import setting
+from palaestra.envs.sandboxes.images.records import ImageRecord, ImageRecords, Origin
+from palaestra.envs.sandboxes.podman.service import PodmanService
 
 BUDGET_VARIABLE = "PALAESTRA_IMAGE_BUDGET_GIB"
 _DEFAULT_BUDGET_GIB = 50.0
@@ -42,7 +42,7 @@ class KnownImage:
 
 
 def claim_name(image_id: str) -> str:
-    """What its users claim (``palaestra.envs.sandboxes.claims``)."""
+    """What its users claim (``palaestra.envs.sandboxes.images.claims``)."""
     return f"image-{image_id.removeprefix('sha256:')}"
 
 

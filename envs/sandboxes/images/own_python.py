@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palaestra.envs.errors import SandboxUnavailable
-from palaestra.envs.sandboxes.claims import Claim, cache_folder, unclaimed
-from palaestra.envs.sandboxes.elf import loader_of, relocated
-from palaestra.envs.sandboxes.image import PythonFiles, python_files, shared_libraries
+from palaestra.envs.sandboxes.images.claims import Claim, cache_folder, unclaimed
+from palaestra.envs.sandboxes.images.elf import loader_of, relocated
+from palaestra.envs.sandboxes.images.host_image import PythonFiles, python_files, shared_libraries
 from palaestra.envs.sandboxes.supervisor.interpreter import OWN_PREFIX
 
 _FORMAT = "1"

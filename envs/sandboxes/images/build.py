@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from palaestra.envs.errors import ImageUnavailable
-from palaestra.envs.sandboxes.image_pull import pull_cure
-from palaestra.envs.sandboxes.podman_cli import PodmanFailed, run_podman
+from palaestra.envs.sandboxes.images.pull import pull_cure
+from palaestra.envs.sandboxes.podman.command import PodmanFailed, run_podman
 
 _MARK = "PALAESTRA_BUILD"
 _CLEANING_S = 60.0

@@ -1,0 +1,1 @@
+"""Container images: this machine's Python as one, images by name, what is kept, and a Python for those without."""

@@ -1,0 +1,1 @@
+"""Hosts in rootless Podman: the backend, the containers it asks for, and the service and program that make them."""
