@@ -65,6 +65,9 @@ async def open_cell(host: Host, spec: SandboxSpec) -> Connection:
         if group is not None:
             connection.group = group
             connection.at_end(group.retire)
+        if "error" in answer or not spec.egress:
+            for descriptor in received:
+                os.close(descriptor)
         if "error" in answer:
             connection.close()
             raise SandboxDied(f"no cell could be made: {answer['text']}")

@@ -5,7 +5,8 @@ which a process joins, open, along with the first frame; so nothing inside of a 
 folder, let alone a limit that it could write.
 
 A group's folder can be removed once its last process is gone, which is a little after a cell's connection closed. So
-groups of closed cells are kept in mind and removed as later ones are made, and the last of them when the host closes.
+groups of closed cells are kept in mind and removed as later ones are made, a moment later where none are, and the last
+of them when the host closes.
 While its owner lives, a host's folder is under an exclusive ``flock``; whoever comes next removes what nobody holds.
 """
 
@@ -14,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import functools
 import logging
 import os
@@ -41,6 +41,8 @@ from palaestra.envs.sandboxes.protocol import SandboxSpec
 _CPU_PERIOD_US = 100_000
 _REMOVED_AT_ONCE = 4
 """How many groups of closed cells are looked at when a new one is made: more than one, so that they become fewer."""
+_SWEEP_S = 0.2
+_SWEPT_AT_ONCE = 64
 _REMOVE_S = 5.0
 _REMOVE_ABANDONED_S = 2.0
 _OWN_KERNEL = ("runsc", "krun", "kata")
@@ -90,7 +92,7 @@ class CellGroup:
 
     def retire(self) -> None:
         """The cell is ending: remove the group as soon as its last process is gone."""
-        self._host.retired.append(self)
+        self._host.retire(self)
         with contextlib.suppress(OSError):  # no descriptor left: whoever asks after that is told
             self._count()
 
@@ -120,6 +122,8 @@ class HostGroups:
         self._memory: Path | None = None
         self._limits: dict[Path, tuple[tuple[str, str], ...]] = {}
         self._locks: dict[Path, int] = {}
+        self._loop = asyncio.get_running_loop()
+        self._sweeping: asyncio.TimerHandle | None = None
         try:
             for place in dict.fromkeys(folders.values()):
                 names = [controller for controller in folders if folders[controller] == place]
@@ -142,7 +146,7 @@ class HostGroups:
 
     def make(self) -> CellGroup:
         """The group of a new cell, with its limits set. Raises OSError."""
-        self._remove_retired()
+        self._remove_retired(_REMOVED_AT_ONCE)
         self._made += 1
         name = str(self._made)
         memory = None if self._memory is None else self._memory / name
@@ -166,8 +170,20 @@ class HostGroups:
         finally:
             self._give_up()
 
-    def _remove_retired(self) -> None:
-        for _ in range(min(_REMOVED_AT_ONCE, len(self.retired))):
+    def retire(self, group: CellGroup) -> None:
+        """Remove a group as soon as its last process is gone."""
+        self.retired.append(group)
+        if self._sweeping is None and self._locks:
+            self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeping = None
+        self._remove_retired(_SWEPT_AT_ONCE)
+        if self.retired:
+            self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep)
+
+    def _remove_retired(self, most: int) -> None:
+        for _ in range(min(most, len(self.retired))):
             group = self.retired.popleft()
             if not group.removed():
                 self.retired.append(group)
@@ -178,6 +194,9 @@ class HostGroups:
             os.close(descriptor)
         self._locks.clear()
         self.retired.clear()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
 
 
 async def open_groups(name: str, spec: SandboxSpec) -> HostGroups | None:
@@ -236,7 +255,7 @@ async def remove_abandoned_groups(found: Delegation, *, dry_run: bool = False) -
         for place in set(found.controllers.values()):
             for folder in place.glob(f"{PREFIX}*"):
                 with contextlib.suppress(OSError):  # held by a live owner, or removed by another start
-                    abandoned[folder] = lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    abandoned[folder] = lock(folder)
         left = await _removed_within(_REMOVE_ABANDONED_S, () if dry_run else tuple(abandoned))
         if left:
             _log.warning("processes of an earlier run are still in %s; the next start removes it", left[0])

@@ -8,13 +8,13 @@ any folder that was given to us will do; on version 2 it is the group that we al
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import functools
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ _LEAF = "palaestra-leaf"
 """Where the processes of a version 2 group go that hands its controllers down."""
 _ATTEMPTS = 10
 _TRY_S = 10.0
+_PAUSE_S = 0.002
 
 Version = Literal[1, 2]
 
@@ -126,18 +127,27 @@ def delegation(found: Mapping[str, Hierarchy], chosen: str | None, uid: int) -> 
 
 
 def make_locked(folder: Path) -> int:
-    """Make a group and hold it; the descriptor of the lock. Raises OSError."""
+    """Make a group and hold it; the descriptor of the lock. Raises OSError.
+
+    In between another start may take it for abandoned and remove it, which is over in a moment.
+    """
+    deadline = time.monotonic() + _TRY_S
     while True:
         folder.mkdir(exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # another start took it for abandoned before it was locked
-            return lock(folder, fcntl.LOCK_EX)
+        try:
+            return lock(folder)
+        except (FileNotFoundError, BlockingIOError):
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE_S)
 
 
-def lock(folder: Path, how: int) -> int:
-    """Lock the folder that has this name now. Raises OSError; FileNotFoundError when it is gone."""
+def lock(folder: Path) -> int:
+    """Lock the folder that has this name now. Raises OSError: BlockingIOError when another process holds it,
+    FileNotFoundError when it is gone."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, how)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
             raise FileNotFoundError(2, "replaced meanwhile", str(folder))
     except BaseException:

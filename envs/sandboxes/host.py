@@ -18,8 +18,9 @@ from palaestra.envs.sandboxes.supervisor.main import ERROR_NAME
 HOST_STARTS = min(4, max(2, os.cpu_count() or 2))
 """Hosts of one pool that start at the same time. Measured with Podman on two cores: 4.6 containers a second one after
 the other, 6.8 two at a time, 7.5 three or four at a time, each of which then takes twice as long."""
-_START_S = 20.0
-_REPLY_S = 10.0
+_START_S = 60.0
+_REPLY_S = 30.0
+"""Who is gone is known at once; these bound the wait for one that hangs, on a machine that may be very busy."""
 _SAID_BYTES = 4096
 
 

@@ -17,6 +17,7 @@ import os
 import queue
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -107,6 +108,8 @@ class PodmanService:
             self._lease.release()
 
     async def _call(self, function: Callable[[Any], _T], timeout_s: float) -> _T:
+        if "podman" not in sys.modules:
+            await asyncio.wrap_future(self._threads.submit(self._import_client))
         process = await self._ensure_running()
         work = asyncio.wrap_future(self._threads.submit(functools.partial(self._with_client, function, timeout_s)))
         if not (await asyncio.wait([work], timeout=timeout_s))[0]:
@@ -117,6 +120,9 @@ class PodmanService:
                 work.cancel()
                 raise SandboxBusy(f"Podman did not answer within {timeout_s:.0f} s, and its service was ended")
         return work.result()
+
+    def _import_client(self) -> None:
+        import podman.errors  # noqa: F401 - takes seconds on a busy machine, in which an idle service would end
 
     def _with_client(self, function: Callable[[Any], _T], timeout_s: float) -> _T:
         import podman

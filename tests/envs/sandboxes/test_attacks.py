@@ -207,11 +207,17 @@ _LIMITS = {
         lambda result: result.stdout == b"15\n" and result.orphans_killed == 15,
     ),
     "memory by many processes": Attack(
-        "ready, done = os.pipe()\nfor _ in range(6):\n    if os.fork() == 0:\n        held = []\n"
-        "        try:\n            while True: held.append(bytearray(b'x') * (4 << 20))\n"
-        "        except MemoryError: pass\n        os.write(done, b'.')\n        time.sleep(300)\n"
-        "got = b''\nwhile len(got) < 6: got += os.read(ready, 6)\nprint('all full')",
-        lambda result: result.stdout == b"all full\n" and result.orphans_killed == 6 and result.peak_memory_mib < 97,
+        # Each holds what it gets, until no more comes or, in a control group, the kernel ends it.
+        "ends = []\nfor _ in range(6):\n    ready, full = os.pipe()\n    if os.fork() == 0:\n        held = []\n"
+        "        try:\n            while True: held.append(b'x' * (4 << 20))\n"
+        "        except MemoryError: os.write(full, b'.')\n        time.sleep(300)\n"
+        "    os.close(full)\n    ends.append(ready)\n"
+        "for ready in ends: os.read(ready, 1)\nprint('none gets more')",
+        lambda result: (
+            result.stdout == b"none gets more\n"
+            and result.orphans_killed + result.oom_kills == 6
+            and result.peak_memory_mib < 97
+        ),
     ),
     "record locks": Attack(
         "f = open('locked', 'w')\n"

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from palaestra.envs.errors import SandboxDied, SandboxUnavailable, UsageError
-from palaestra.envs.sandboxes import BackendName, Python, SandboxSpec, Shell, bubblewrap, open_pool, podman
+from palaestra.envs.sandboxes import BackendName, Python, SandboxSpec, Shell, bubblewrap, open_pool
 from palaestra.envs.sandboxes.backends import candidates
 from palaestra.envs.sandboxes.cell import Cell
 from palaestra.envs.sandboxes.leases import Lease, base_folder
+from palaestra.envs.sandboxes.podman import backend as podman
 from palaestra.envs.sandboxes.pool import Pool
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
