@@ -317,6 +317,7 @@ async def _lose(cell: Any) -> None:
 
     class Dead:
         socket = Path("/nowhere/socket")
+        groups = None
         healthy = staticmethod(unhealthy)
 
     cell.sandbox.host = Dead()

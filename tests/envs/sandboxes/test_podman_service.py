@@ -25,6 +25,7 @@ from palaestra.envs.sandboxes.podman.backend import PodmanBackend
 from palaestra.envs.sandboxes.podman.command import PodmanFailed, run_podman
 from palaestra.envs.sandboxes.podman.service import PodmanService
 from palaestra.envs.sandboxes.pool import Pool
+from palaestra.envs.sandboxes.processes import children
 from palaestra.envs.sandboxes.protocol import SandboxSpec
 
 pytestmark = [
@@ -42,8 +43,9 @@ async def service(backend: BackendName) -> AsyncIterator[PodmanService]:
 
 
 def process_of(service: PodmanService) -> int:
+    """The process that serves: Podman's own, or where that had to make a user namespace first, the child in it."""
     assert service._process is not None
-    return service._process.pid
+    return next(iter(children(service._process.pid)), service._process.pid)
 
 
 def version(client: Any) -> str:
