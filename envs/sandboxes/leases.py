@@ -57,11 +57,9 @@ class Lease:
 
     def __init__(self, kind: str) -> None:
         base = base_folder()
-        # systemd-tmpfiles removes old files below /tmp, Debian 13's after ten days, but enters no folder that is locked.
+        # systemd-tmpfiles removes what is old below /tmp (Debian 13: ten days), and enters no folder that is locked.
         self._base_descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with contextlib.suppress(
-            BlockingIOError
-        ):  # it is at it just now, and what it finds is new; the next lease locks
+        with contextlib.suppress(BlockingIOError):  # it is there just now, where nothing is old; the next lease locks
             fcntl.flock(self._base_descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         while True:
             self.folder = base / f"{kind}-{secrets.token_hex(6)}"
