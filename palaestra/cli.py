@@ -126,7 +126,7 @@ def tasks_validate(
     """Check that every reference passes and every untouched task fails."""
     from palaestra.commands.tasks import validate_tasks
 
-    raise typer.Exit(validate_tasks(_tasks(tasks, limit), backend=backend, concurrency=concurrency, console=_console()))
+    return validate_tasks(_tasks(tasks, limit), backend=backend, concurrency=concurrency, console=_console())
 
 
 @command(image_app, "build")

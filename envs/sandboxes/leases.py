@@ -57,6 +57,10 @@ class Lease:
 
     def __init__(self, kind: str) -> None:
         base = base_folder()
+        # systemd-tmpfiles removes what is old below /tmp (Debian 13: ten days), and enters no folder that is locked.
+        self._base_descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(BlockingIOError):  # it is there just now, where nothing is old; the next lease locks
+            fcntl.flock(self._base_descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         while True:
             self.folder = base / f"{kind}-{secrets.token_hex(6)}"
             self.file = self.folder.with_name(self.folder.name + _SUFFIX)
@@ -78,6 +82,7 @@ class Lease:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.file.unlink(missing_ok=True)
             os.close(self._descriptor)
+            os.close(self._base_descriptor)
             self._descriptor = -1
 
 

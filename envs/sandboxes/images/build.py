@@ -9,6 +9,7 @@ working container.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from palaestra.envs.sandboxes.podman.command import PodmanFailed, run_podman
 
 _MARK = "PALAESTRA_BUILD"
 _CLEANING_S = 60.0
+_log = logging.getLogger(__name__)
 
 
 async def build_image(
@@ -53,10 +55,14 @@ async def build_image(
 
 
 async def _remove_working_container(mark: str) -> None:
-    for container in await _lines("ps", "--all", "--external", "--no-trunc", "--format={{.ID}}"):
+    """What cannot be removed is logged: why the build ended is what its caller has to know."""
+    try:
         (storage,) = await _lines("info", "--format={{.Store.GraphRoot}}/{{.Store.GraphDriverName}}-containers")
-        if mark in _notes(Path(storage, container, "userdata", "buildah.json")):
-            await _lines("rm", "--force", container)
+        for container in await _lines("ps", "--all", "--external", "--no-trunc", "--format={{.ID}}"):
+            if mark in _notes(Path(storage, container, "userdata", "buildah.json")):
+                await _lines("rm", "--force", container)
+    except PodmanFailed as error:
+        _log.warning("what a build left could not be removed: %s", error)
 
 
 def _notes(file: Path) -> str:
@@ -67,6 +73,7 @@ def _notes(file: Path) -> str:
 
 
 async def _lines(*arguments: str) -> list[str]:
+    """What the command printed, without what Podman logged meanwhile."""
     lines: list[str] = []
     await run_podman(*arguments, timeout_s=_CLEANING_S, on_line=lines.append)
-    return lines
+    return [line for line in lines if not line.startswith('time="')]

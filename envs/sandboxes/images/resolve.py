@@ -7,8 +7,10 @@ moves meanwhile changes nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,8 @@ async def default_image(service: PodmanService) -> Image:
     """The image of this machine's own Python, made when it is not there yet, without any registry."""
     host = await asyncio.to_thread(host_image)
     image = await claimed(service, host.tag) or await build_default(service, host)
-    await asyncio.to_thread(ImageRecords().used, image.image_id, image.name)
+    with _kept(image):
+        await asyncio.to_thread(ImageRecords().used, image.image_id, image.name)
     return image
 
 
@@ -60,7 +63,8 @@ async def build_default(service: PodmanService, host: HostImage) -> Image:
     if image is None or image.digest != digest:
         _release(image)
         raise ImageUnavailable(f"Podman loaded another image than {host.tag} {digest}: {image}")
-    await remove_older_defaults(service, tag=host.tag, interpreter=host.interpreter)
+    with _kept(image):
+        await remove_older_defaults(service, tag=host.tag, interpreter=host.interpreter)
     return image
 
 
@@ -80,7 +84,8 @@ async def named_image(service: PodmanService, name: str, policy: PullPolicy) -> 
     if image is None:
         where = "build or load it" if local else f"run `podman pull {name}` or use pull='missing'"
         raise ImageUnavailable(f"the image {name} is not on this machine: {where}")
-    await asyncio.to_thread(ImageRecords().used, image.image_id, name)
+    with _kept(image):
+        await asyncio.to_thread(ImageRecords().used, image.image_id, name)
     return image
 
 
@@ -103,9 +108,20 @@ async def _refreshed(service: PodmanService, name: str, before: Image | None, *,
         raise
     _release(before)
     if before is None or before.image_id != after.image_id:
-        await asyncio.to_thread(ImageRecords().used, after.image_id, name, "pulled")
-        await keep_within_budget(service)
+        with _kept(after):
+            await asyncio.to_thread(ImageRecords().used, after.image_id, name, "pulled")
+            await keep_within_budget(service)
     return after
+
+
+@contextlib.contextmanager
+def _kept(image: Image) -> Iterator[None]:
+    """Give the claim back if the caller, who was to get it, gets an error instead."""
+    try:
+        yield
+    except BaseException:
+        image.claim.release()
+        raise
 
 
 def _release(image: Image | None) -> None:

@@ -23,7 +23,7 @@ from palaestra.envs.sandboxes.host import answers, connect_lifeline
 from palaestra.envs.sandboxes.images.own_python import OwnPython, own_python
 from palaestra.envs.sandboxes.images.resolve import Image, default_image, named_image
 from palaestra.envs.sandboxes.leases import Lease
-from palaestra.envs.sandboxes.podman.container import CONTROL, Wanted, differences, status_differences
+from palaestra.envs.sandboxes.podman.container import CONTROL, Wanted, differences, limits_processes, status_differences
 from palaestra.envs.sandboxes.podman.service import PodmanService
 from palaestra.envs.sandboxes.protocol import SandboxSpec
 from palaestra.envs.sandboxes.reap import reap, remove_container
@@ -49,6 +49,7 @@ class PodmanBackend:
         self._image: Image | None = None
         self._own: OwnPython | None = None
         self._python: str | None = None
+        self._lift_pids = False
         self._preparing = asyncio.Lock()
 
     @property
@@ -70,7 +71,7 @@ class PodmanBackend:
 
     async def _start(self, host: PodmanHost, image: Image) -> None:
         """Start it, and see that its programs get the same Python as those of the hosts before."""
-        python = await host.start(image, self._own, self._spec.preload)
+        python = await host.start(image, self._own, self._spec.preload, lift_pids=self._lift_pids)
         if self._python is None:
             _log.info("programs in %s run %s", image.name, python)
             self._python = python
@@ -92,6 +93,7 @@ class PodmanBackend:
         """Once a backend: what hosts start from."""
         if self._image is None:
             await reap(self.service)
+            self._lift_pids = limits_processes(await self.service.call(lambda client: client.info(), repeatable=True))
             if self._spec.image is None:
                 self._image = await default_image(self.service)
             else:
@@ -118,7 +120,9 @@ class PodmanHost:
     def socket(self) -> Path:
         return self._lease.folder / "control" / SOCKET_NAME
 
-    async def start(self, image: Image, own: OwnPython | None, preload: tuple[str, ...]) -> str:
+    async def start(
+        self, image: Image, own: OwnPython | None, preload: tuple[str, ...], *, lift_pids: bool = False
+    ) -> str:
         """Create the container, compare it with what was asked, and wait for its supervisor; returns the path of the
         Python that it runs.
 
@@ -140,7 +144,7 @@ class PodmanHost:
         if own is not None:
             binds[OWN_PREFIX] = (own.folder, False)
         command = (image.interpreter, "-I", "-S", f"{CONTROL}.zip", CONTROL, str(FIRST_CELL_ID), *preload)
-        wanted = Wanted(self.name, self._lease.file, image.image_id, command, binds, self._runtime)
+        wanted = Wanted(self.name, self._lease.file, image.image_id, command, binds, self._runtime, lift_pids)
         try:
             made = await self._service.call(lambda client: _create(client, wanted))
         except SandboxUnavailable as error:

@@ -17,7 +17,8 @@ from collections.abc import Callable
 
 from palaestra.envs.errors import SandboxUnavailable
 from palaestra.envs.sandboxes.images.claims import scratch_folder
-from palaestra.envs.sandboxes.podman.service import cure, environment
+from palaestra.envs.sandboxes.podman.service import cure, end_process, environment
+from palaestra.envs.sandboxes.waiting import to_the_end
 
 _LINES_KEPT = 20
 _LINE_BYTES = 4096
@@ -79,7 +80,7 @@ async def _run(
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await asyncio.shield(process.wait())
+            await to_the_end(asyncio.create_task(end_process(process)))
     if status != 0:
         raise PodmanFailed(f"`podman {arguments[0]}` failed", "\n".join(last))
 

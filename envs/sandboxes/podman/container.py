@@ -21,6 +21,8 @@ CAPABILITIES = ("SETGID", "SETUID", "SYS_ADMIN")
 _CAPABILITY_BITS = {"SETGID": 6, "SETUID": 7, "SYS_ADMIN": 21}
 _ULIMITS = {"core": 0, "nofile": 1024}
 _SHARED_MEMORY_BYTES = 1 << 20
+_MOST_PROCESSES = 1 << 22
+"""More than a kernel can have: the limit of a container that is to have none."""
 _KERNEL_FILE_SYSTEMS = {
     "/dev": "tmpfs",
     "/dev/mqueue": "mqueue",
@@ -34,7 +36,8 @@ _KERNEL_FILE_SYSTEMS = {
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One container. ``binds`` is destination to (source, writable); ``runtime`` None: any."""
+    """One container. ``binds`` is destination to (source, writable); ``runtime`` None: any; ``lift_pids``: Podman would
+    limit the processes of all its cells together (``limits_processes``), and must not."""
 
     name: str
     lease: Path
@@ -42,6 +45,7 @@ class Wanted:
     command: tuple[str, ...]
     binds: Mapping[str, tuple[Path, bool]]
     runtime: str | None = None
+    lift_pids: bool = False
 
     def options(self) -> dict[str, Any]:
         """For ``client.containers.create``; the first word of the command replaces the image's entry point."""
@@ -74,7 +78,18 @@ class Wanted:
                 {"type": "bind", "source": str(source), "target": target, "read_only": not writable}
                 for target, (source, writable) in self.binds.items()
             ],
+            **({"pids_limit": _MOST_PROCESSES} if self.lift_pids else {}),
         }
+
+
+def limits_processes(info: Mapping[str, Any]) -> bool:
+    """Whether this Podman gives a container a limit of processes (2,048) unless it is asked for another one.
+
+    ``info`` is what ``podman info`` says. That is so where systemd makes the groups of containers, on version 2.
+    Elsewhere a rootless Podman has no such limit, and warns of one or fails when it is asked for one.
+    """
+    host = info.get("host") or {}
+    return host.get("cgroupVersion") == "v2" and host.get("cgroupManager") == "systemd"
 
 
 def differences(wanted: Wanted, made: Mapping[str, Any], runtime_config: Mapping[str, Any]) -> list[str]:
@@ -131,6 +146,8 @@ def _configured(config: Mapping[str, Any]) -> Iterator[_Check]:
         yield f"limit {name}", (value, value), limits.get(f"RLIMIT_{name.upper()}")
     yield "read-only root of the process", True, (config.get("root") or {}).get("readonly")
     namespaces = {each["type"]: each.get("path", "") for each in linux.get("namespaces") or ()}
+    pids = ((linux.get("resources") or {}).get("pids") or {}).get("limit") or 0
+    yield "limit of processes of the container", None, pids if 0 < pids < _MOST_PROCESSES else None
     for name in ("pid", "network", "ipc", "uts", "mount"):
         yield f"{name} namespace of the process", "its own", _namespace(namespaces, name)
     yield "system-call filter", True, _filters(linux.get("seccomp") or {})

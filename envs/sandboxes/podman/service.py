@@ -103,7 +103,7 @@ class PodmanService:
             if process is not None and process.returncode is None:
                 process.terminate()
                 await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=_END_S)
-                await _end(process)
+                await end_process(process)
         finally:
             self._lease.release()
 
@@ -114,7 +114,7 @@ class PodmanService:
         work = asyncio.wrap_future(self._threads.submit(functools.partial(self._with_client, function, timeout_s)))
         if not (await asyncio.wait([work], timeout=timeout_s))[0]:
             _log.warning("Podman's API service is silent and is ended")
-            await _end(process)
+            await end_process(process)
             await asyncio.wait([work], timeout=_END_S)
             if not work.done():
                 work.cancel()
@@ -147,14 +147,14 @@ class PodmanService:
             if process is not None:
                 if process.returncode is None and await self._answers():
                     return process
-                await _end(process)
+                await end_process(process)
             self._socket.unlink(missing_ok=True)
             process = self._process = await self._spawn()
             deadline = time.monotonic() + _START_S
             while not await self._answers():
                 if process.returncode is not None or time.monotonic() > deadline:
                     text = self._socket.with_suffix(".log").read_text("utf-8", "replace").strip()
-                    await _end(process)
+                    await end_process(process)
                     raise SandboxUnavailable(f"Podman's API service did not start: {text[-500:]}{cure(text)}")
                 await asyncio.sleep(0.02)
             return process
@@ -224,8 +224,8 @@ class _Threads:
             call()
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill a process of Podman's, with what it started, and wait for it."""
+async def end_process(process: asyncio.subprocess.Process) -> None:
+    """Kill a process of Podman's, with what it started, and wait for it, not for ever."""
     if process.returncode is None:
         kill_with_children(process.pid)
         if not (await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=_END_S))[0]:

@@ -100,6 +100,24 @@ async def test_gc_lists_and_removes_what_a_killed_owner_left_and_leaves_a_living
     assert machine.nothing_is_left_of(base)
 
 
+async def test_a_dry_run_counts_an_api_service_once(base: Path) -> None:
+    name = "service-0123456789ab"
+    (base / name).mkdir()
+    (base / f"{name}.lease").touch()
+    left = subprocess.Popen(["podman", "-c", "read line", name], executable="/bin/sh", stdin=subprocess.PIPE)  # noqa: ASYNC220
+    try:
+        found = await reap(dry_run=True)
+        assert found.processes == 1
+        assert left.poll() is None
+        ended = asyncio.create_task(asyncio.to_thread(left.wait, 60))
+        assert (await reap()).processes == 1
+        assert await ended < 0
+    finally:
+        left.kill()
+        left.communicate(timeout=20)
+    assert not any(name in entry for entry in entries_of(base))
+
+
 def entries_of(base: Path) -> set[str]:
     return {entry.name for entry in base.iterdir()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,29 @@ def lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lease]:
 def test_an_owner_with_another_runtime_folder_is_seen_to_live(lease: Lease) -> None:
     assert leases.base_folder() != lease.file.parent
     assert not is_abandoned(lease.file)
+
+
+def test_what_cleans_tmp_by_age_enters_no_folder_in_which_a_lease_is_held(lease: Lease) -> None:
+    """systemd-tmpfiles takes this lock on each folder, and goes past those that are locked."""
+    folder = os.open(lease.file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lease.release()
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(folder)
+
+
+def test_a_lease_can_be_had_while_tmp_is_being_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "base_folder", lambda: tmp_path)
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        Lease("podman").release()
+    finally:
+        os.close(folder)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_owner_that_released_its_lease_is_gone(lease: Lease) -> None:

@@ -18,7 +18,7 @@ from palaestra.envs.sandboxes import BackendName, Python, SandboxSpec, open_pool
 from palaestra.envs.sandboxes.images.resolve import default_image
 from palaestra.envs.sandboxes.leases import Lease
 from palaestra.envs.sandboxes.podman.backend import PodmanHost
-from palaestra.envs.sandboxes.podman.container import Wanted, differences, status_differences
+from palaestra.envs.sandboxes.podman.container import Wanted, differences, limits_processes, status_differences
 from palaestra.envs.sandboxes.podman.service import PodmanService
 
 VERSIONS = {
@@ -27,6 +27,7 @@ VERSIONS = {
 }
 RECORDED = VERSIONS["4.3.1"]
 OTHER_LIMIT = {"type": "RLIMIT_NOFILE", "soft": 1, "hard": 2}
+PIDS = {"pids": {"limit": 2048}}
 SECOND_BIND = {"destination": "/host", "type": "bind", "source": "/", "options": ["rbind", "rw"]}
 STATUS = {"NoNewPrivs": "1", "Seccomp": "2", "CapBnd": "00000000002000c0", "CapAmb": "0" * 16, "CapInh": "0" * 16}
 
@@ -96,6 +97,7 @@ def test_the_container_that_was_asked_for_is_no_difference(version: str) -> None
         ("system-call filter: asked True, got False", "config", "linux/seccomp", None),
         ("system-call filter", "config", "linux/seccomp/defaultAction", "SCMP_ACT_ALLOW"),
         ("devices of the process", "config", "linux/devices", [{"path": "/dev/fuse"}]),
+        ("limit of processes of the container: asked None, got 2048", "config", "linux/resources", PIDS),
         ("masked paths", "config", "linux/maskedPaths", ["/proc/kcore"]),
         ("read-only paths", "config", "linux/readonlyPaths", ["/proc/sys"]),
         ("hooks", "config", "hooks", {"createContainer": [{"path": "/usr/bin/gpu"}]}),
@@ -128,6 +130,21 @@ def test_a_container_of_which_nothing_is_known_differs_in_everything_that_confin
 
     for what in ("network", "read-only root", "no_new_privs", "system-call filter", "pid namespace", "limit nofile"):
         assert what in found
+
+
+@pytest.mark.parametrize(
+    ("version", "manager", "lifted"), [("v2", "systemd", True), ("v2", "cgroupfs", False), ("v1", "cgroupfs", False)]
+)
+def test_podmans_limit_of_processes_for_all_cells_together_is_lifted_where_it_sets_one(
+    version: str, manager: str, lifted: bool
+) -> None:
+    assert limits_processes({"host": {"cgroupVersion": version, "cgroupManager": manager}}) is lifted
+
+    asked = wanted(lift_pids=lifted).options().get("pids_limit")
+
+    assert asked == (1 << 22 if lifted else None)
+    for limit in (asked, 0, -1) if lifted else ():
+        assert differences(wanted(), *changed("4.3.1", "config", "linux/resources", {"pids": {"limit": limit}})) == []
 
 
 @pytest.mark.parametrize("name", STATUS)
