@@ -162,12 +162,13 @@ class Cell:
         return blobs[0]
 
     async def renew(self, snapshot: Snapshot | None = None) -> None:
-        if self._closed:
-            raise UsageError("the sandbox is closed; acquire another one from the pool")
+        self._check_not_closed()
         fresh = await open_cell(self.host, self._spec)
-        if self._closed:  # meanwhile
+        try:
+            self._check_not_closed()  # it may have been meanwhile
+        except UsageError:
             fresh.close()
-            raise UsageError("the sandbox was closed while it was renewed")
+            raise
         self._connection.close()
         self._connection, self._broken, self._host_ended = fresh, False, False
         self._sessions.clear()
@@ -187,9 +188,12 @@ class Cell:
         self._closed = True
         self._connection.close()
 
-    def _check_open(self) -> None:
+    def _check_not_closed(self) -> None:
         if self._closed:
             raise UsageError("the sandbox is closed; acquire another one from the pool")
+
+    def _check_open(self) -> None:
+        self._check_not_closed()
         if self._host_ended:
             raise SandboxDied("the sandbox host has ended; acquire another sandbox from the pool")
 
