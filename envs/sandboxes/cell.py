@@ -17,6 +17,7 @@ from palaestra.envs.sandboxes.egress.handover import serve_proxy
 from palaestra.envs.sandboxes.handshake import begin
 from palaestra.envs.sandboxes.host import Host, check_own_descriptors
 from palaestra.envs.sandboxes.protocol import Argv, Command, ExecResult, KilledBy, Python, SandboxSpec, Shell, Snapshot
+from palaestra.envs.sandboxes.supervisor.frames import MalformedFrame
 from palaestra.envs.sandboxes.supervisor.session import MAX_SESSIONS
 
 GRACE_S = 5.0
@@ -28,6 +29,8 @@ _CHUNK_BYTES = 4 << 20
 _FILES_A_FRAME = 1000
 _SESSION_NAME_CHARS = 64
 _MIB = 1 << 20
+_CANNOT_EXECUTE = 126
+"""A shell's exit code for a command that it cannot start."""
 _SHELL_SIGKILL = 128 + signal.SIGKILL
 """A shell's exit code when its last command was killed."""
 
@@ -127,6 +130,8 @@ class Cell:
             )
             if "error" in reply:  # the command could not be started or watched; nothing is known of what it did
                 raise SandboxDied(f"the cell could not serve the command: {reply['text']}")
+        except MalformedFrame as error:  # nothing was sent; far less is too long for execve(2) as well
+            return _not_started(f"the command and its environment are too long: {error}")
         except (SandboxDied, TimeoutError) as error:
             timed_out = isinstance(error, TimeoutError)
             wall_s = time.monotonic() - started
@@ -157,9 +162,13 @@ class Cell:
         return blobs[0]
 
     async def renew(self, snapshot: Snapshot | None = None) -> None:
-        if self._closed:
-            raise UsageError("the sandbox is closed; acquire another one from the pool")
+        self._check_not_closed()
         fresh = await open_cell(self.host, self._spec)
+        try:
+            self._check_not_closed()  # it may have been meanwhile
+        except UsageError:
+            fresh.close()
+            raise
         self._connection.close()
         self._connection, self._broken, self._host_ended = fresh, False, False
         self._sessions.clear()
@@ -179,9 +188,12 @@ class Cell:
         self._closed = True
         self._connection.close()
 
-    def _check_open(self) -> None:
+    def _check_not_closed(self) -> None:
         if self._closed:
             raise UsageError("the sandbox is closed; acquire another one from the pool")
+
+    def _check_open(self) -> None:
+        self._check_not_closed()
         if self._host_ended:
             raise SandboxDied("the sandbox host has ended; acquire another sandbox from the pool")
 
@@ -200,6 +212,8 @@ class Cell:
             raise CellFull("the program broke its cell; its files are gone until the sandbox is renewed")
         try:
             return await self._connection.request(header, blobs, timeout_s=_FILES_S, max_reply_bytes=max_reply_bytes)
+        except MalformedFrame as error:  # nothing was sent
+            raise CellFull(f"the names or contents of the files are too long: {error}") from None
         except (SandboxDied, TimeoutError) as error:
             if await self._attribute(error):
                 problem = f"the cell ran out of memory and broke; raise SandboxSpec.memory_mib={self._spec.memory_mib}"
@@ -300,3 +314,9 @@ def _with_oom_kills(result: ExecResult, oom_kills: int) -> ExecResult:
 def _killed(by: KilledBy, *, timed_out: bool, wall_s: float, oom_kills: int) -> ExecResult:
     """What is known of a command whose cell was lost."""
     return ExecResult(None, None, b"", b"", 0, 0, b"", False, wall_s, 0.0, 0.0, timed_out, by, 0, oom_kills)
+
+
+def _not_started(problem: str) -> ExecResult:
+    """What a shell says of a command that cannot be started."""
+    text = f"{problem}\n".encode()
+    return ExecResult(_CANNOT_EXECUTE, None, b"", text, 0, 0, b"", False, 0.0, 0.0, 0.0, False, None, 0)

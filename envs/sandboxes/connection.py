@@ -69,17 +69,19 @@ class Connection(asyncio.Protocol):
 
         Raises ``SandboxDied`` at the end of the connection or on anything that is not a frame within
         ``max_reply_bytes``, and ``TimeoutError``. After either, and after a cancellation, the connection is closed: a
-        late answer can never be taken for that of another request.
+        late answer can never be taken for that of another request. Raises ``MalformedFrame``, with nothing sent, for a
+        request that is too large for a frame.
         """
         if self._transport is None or self.lost:
             raise SandboxDied("the connection to the sandbox is closed")
         if self._waiter is not None:
             raise RuntimeError("a sandbox serves one request at a time")
+        frame = encode(header, blobs)
         self._max_reply_bytes = max_reply_bytes
         waiter: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiter = waiter
         try:
-            self._transport.write(encode(header, blobs))
+            self._transport.write(frame)
             if trailer:
                 self._transport.write(trailer)
             for patience_s in (timeout_s, _BREATH_S):

@@ -76,12 +76,14 @@ def start(connection: socket.socket, opening: Header, hidden: str, outer_id: int
 def _unshare_as(outer_id: int) -> None:
     """Enter a user namespace for another id than our own; a child that stays outside has to write its maps."""
     entered_read, entered_write = os.pipe()
+    entering = os.getpid()
     helper = os.fork()
     if helper == 0:
         try:
-            os.read(entered_read, 1)
-            _map_ids(os.getppid(), outer_id, outer_id)
-            os._exit(0)
+            os.close(entered_write)  # else it would wait for good, and hold the connection, where we fail to enter
+            if os.read(entered_read, 1):
+                _map_ids(entering, outer_id, outer_id)
+                os._exit(0)
         finally:
             os._exit(1)
     kernel.unshare(_NAMESPACES)

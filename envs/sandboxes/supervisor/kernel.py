@@ -31,6 +31,12 @@ def _check(status: int, what: str) -> int:
     return status
 
 
+def resolve() -> None:
+    """Look up every function once, for all processes that are forked later."""
+    for name in ("unshare", "mount", "prctl", "capget", "capset", "syscall"):
+        getattr(_libc, name)
+
+
 def unshare(flags: int) -> None:
     """Leave the namespaces in ``flags`` for fresh ones."""
     _check(_libc.unshare(flags), "unshare")

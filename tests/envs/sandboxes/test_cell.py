@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import sys
 import time
 import zipfile
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from palaestra.envs.errors import SandboxDied
+from palaestra.envs.errors import SandboxDied, UsageError
 from palaestra.envs.sandboxes import BackendName, Python, Sandbox, SandboxSpec, Shell, bubblewrap, cell
 from palaestra.envs.sandboxes.backends import open_pool
 from palaestra.envs.sandboxes.bundle import supervisor_zip
@@ -43,6 +44,8 @@ class RefusingHost:
                 await reader.readexactly(sum(decode_prefix(await reader.readexactly(PREFIX.size))))
                 writer.write(encode(reply))
             await reader.read()
+        except asyncio.IncompleteReadError:  # the cell was closed
+            pass
         finally:
             writer.close()
 
@@ -118,3 +121,32 @@ async def test_a_fault_of_the_supervisor_in_a_command_leaves_none_of_its_process
         _, (stdout, *_) = await connection.request(count, (b"",), timeout_s=30)
         assert stdout == b"1\n"  # the shell itself; the first process of the cell is hidden
         connection.close()
+
+
+async def test_a_cell_closed_while_it_is_renewed_keeps_no_connection(tmp_path: Path) -> None:
+    async with refusing_cell(tmp_path, alive=True) as sandbox:
+        renewing = asyncio.create_task(sandbox.renew())
+        await asyncio.sleep(0)  # until it waits for the new cell
+        await sandbox.close()
+        with pytest.raises(UsageError, match="is closed"):
+            await renewing
+        assert sandbox.broken
+
+
+async def test_whoever_waits_to_map_a_cells_ids_ends_with_a_cell_that_could_not_enter_its_namespaces() -> None:
+    code = (
+        "import os, signal\n"
+        "from palaestra.envs.sandboxes.supervisor import cell, kernel\n"
+        "def refuse(flags): raise OSError(28, 'no namespace is left')\n"
+        "kernel.unshare = refuse\n"
+        "read, write = os.pipe()\n"  # held by every process of the failed attempt, as its connection would be
+        "if os.fork() == 0:\n"
+        "    try: cell._unshare_as(os.getuid() + 1)\n"
+        "    finally: os._exit(0)\n"
+        "os.close(write)\n"
+        "signal.alarm(20)\n"
+        "print(os.read(read, 1))\n"
+    )
+    run = asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    stdout, _ = await asyncio.wait_for((await run).communicate(), 60)
+    assert stdout == b"b''\n"

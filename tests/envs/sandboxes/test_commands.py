@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from palaestra.envs.errors import UsageError
+from palaestra.envs.errors import CellFull, UsageError
 from palaestra.envs.sandboxes import Argv, Python, Sandbox, Shell
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -202,3 +202,12 @@ async def test_a_timeout_that_no_clock_can_keep_is_refused_and_the_cell_stays_wh
     with pytest.raises(UsageError, match="timeout_s"):
         await sandbox.run(Shell("true"), timeout_s=timeout_s)
     assert (await sandbox.run(Shell("echo whole"), timeout_s=86_400.0)).stdout == b"whole\n"
+
+
+async def test_a_command_too_long_for_a_frame_is_one_that_cannot_be_started(sandbox: Sandbox) -> None:
+    result = await sandbox.run(Shell("#" * (5 << 20)), timeout_s=5)
+    assert (result.exit_code, result.killed_by) == (126, None)
+    assert "too long" in result.stderr_text
+    with pytest.raises(CellFull, match="too long"):
+        await sandbox.write({"n" * (5 << 20): b""})
+    assert (await sandbox.run(Shell("echo well"), timeout_s=5)).stdout == b"well\n"
