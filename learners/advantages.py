@@ -63,7 +63,7 @@ def reinforce(
     if baseline == "batch_mean":
         if zero_variance(rewards_ng.reshape(1, -1), valid_ng.reshape(1, -1))[0]:
             return np.zeros_like(rewards_ng)
-        baseline = float(rewards_ng.sum() / max(valid_ng.sum(), 1))
+        baseline = float(rewards_ng.sum()) / max(int(valid_ng.sum()), 1)
     return np.where(valid_ng, rewards_ng - baseline, 0.0)
 
 
