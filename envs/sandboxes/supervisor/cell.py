@@ -51,14 +51,13 @@ def start(connection: socket.socket, opening: Header, hidden: str, outer_id: int
     The user namespace holds one user, 1000, who is ``outer_id`` outside; so a cell has no identity that could own
     anything else, and the kernel counts its processes apart from those of other cells.
     """
-    kernel.set_dumpable(True)  # else the id maps of this process are not ours to write
-    if outer_id == os.getuid():
-        group = os.getgid()
-        kernel.unshare(_NAMESPACES)
-        _map_ids(os.getpid(), outer_id, group)
-    else:
-        _unshare_as(outer_id)
-    if os.fork() == 0:
+    try:
+        _enter_namespaces(outer_id)
+        child = os.fork()
+    except OSError as error:
+        connection.sendall(encode({"error": "setup", "text": str(error)}))
+        raise
+    if child == 0:
         try:
             source_fd = os.memfd_create("program")  # for the text of every command; programs may not make any
             proxy_listener = _become_init(opening, hidden, filter_program)
@@ -71,6 +70,16 @@ def start(connection: socket.socket, opening: Header, hidden: str, outer_id: int
         else:
             network.send_with_listener(connection, encode({"ok": True}), proxy_listener)
         _serve(connection, limits)
+
+
+def _enter_namespaces(outer_id: int) -> None:
+    kernel.set_dumpable(True)  # else the id maps of this process are not ours to write
+    if outer_id == os.getuid():
+        group = os.getgid()
+        kernel.unshare(_NAMESPACES)
+        _map_ids(os.getpid(), outer_id, group)
+    else:
+        _unshare_as(outer_id)
 
 
 def _unshare_as(outer_id: int) -> None:

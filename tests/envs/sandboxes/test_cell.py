@@ -150,3 +150,21 @@ async def test_whoever_waits_to_map_a_cells_ids_ends_with_a_cell_that_could_not_
     run = asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
     stdout, _ = await asyncio.wait_for((await run).communicate(), 60)
     assert stdout == b"b''\n"
+
+
+async def test_the_owner_is_told_why_a_cell_could_not_enter_its_namespaces() -> None:
+    code = (
+        "import os, socket\n"
+        "from palaestra.envs.sandboxes.supervisor import cell, frames, kernel\n"
+        "def refuse(flags): raise OSError(28, 'no namespace is left')\n"
+        "kernel.unshare = refuse\n"
+        "owner, connection = socket.socketpair()\n"
+        "if os.fork() == 0:\n"
+        "    try: cell.start(connection, {}, '', os.getuid(), b'')\n"
+        "    finally: os._exit(0)\n"
+        "owner.settimeout(20)\n"
+        "print(frames.receive(owner)[0])\n"
+    )
+    run = asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    stdout, _ = await asyncio.wait_for((await run).communicate(), 60)
+    assert stdout == b"{'error': 'setup', 'text': '[Errno 28] no namespace is left'}\n"
