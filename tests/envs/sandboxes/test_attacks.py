@@ -96,7 +96,7 @@ _THE_FIRST_PROCESS = {
         "    (os.sched_setaffinity, 1, {0}), (os.sched_setscheduler, 1, os.SCHED_IDLE, os.sched_param(0)),\n"
         "    (os.sched_setparam, 1, os.sched_param(0))]\n"
         "print({outcome(*arguments) for arguments in tries})\n"
-        "os.nice(1), os.sched_setaffinity(0, os.sched_getaffinity(0)), os.setpriority(os.PRIO_PROCESS, 0, 5)",
+        "os.nice(1), os.sched_setaffinity(0, os.sched_getaffinity(0)), os.setpriority(os.PRIO_PROCESS, 0, 19)",
         "{'EPERM'}",
     ),
     "a child subreaper keeps its orphans": Attack(
@@ -226,7 +226,7 @@ _LIMITS = {
     ),
     "its place in a shortage of memory": Attack(
         # The one promise that cannot be kept: a program may take back that it goes first. See docs/sandboxes.md.
-        "path = '/proc/self/oom_score_adj'\ndef set_to(value): open(path, 'w', buffering=1).write(f'{value}\\n')\n"
+        "path = '/proc/self/oom_score_adj'\ndef set_to(value): os.write(os.open(path, os.O_WRONLY), b'%d' % value)\n"
         "print(open(path).read().strip(), outcome(set_to, 0), outcome(set_to, -1000))",
         "1000 OK EACCES",
     ),
