@@ -1,6 +1,7 @@
 """Memory, processes and CPU of a whole cell, bounded by control groups, and no group left behind.
 
-Where none are delegated to us these tests are skipped, unless PALAESTRA_REQUIRE_BACKENDS is set, as in CI.
+Where none are delegated to us these tests are skipped, unless PALAESTRA_REQUIRE_CONTROL_GROUPS is set, as CI does
+wherever root could delegate them.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ print(20 - len(alive), len(alive))
 def delegated() -> Delegation:
     found = find_delegation()
     if found.problem is not None:
-        stop = pytest.fail if os.environ.get("PALAESTRA_REQUIRE_BACKENDS") else pytest.skip
+        stop = pytest.fail if os.environ.get("PALAESTRA_REQUIRE_CONTROL_GROUPS") else pytest.skip
         stop(f"{found.problem}. {found.advice}")
     return found
 
